@@ -1,0 +1,89 @@
+"""What a device backend must offer. Lives in the worker process; only here is CUDA or MPS known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from autotune.probe.result import MemoryPeak
+from autotune.registry import Registry
+from autotune.space.context import DeviceInfo
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OomSignature:
+    """How an allocation failure looks on a device.
+
+    Attributes:
+        type_name: Qualified name of the exception's class or of one of its bases.
+        message: Text the message must contain; empty accepts any.
+    """
+
+    type_name: str
+    message: str = ""
+
+
+class DeviceBackend(Protocol):
+    """Memory and clock edges of one device, from inside the probe process."""
+
+    kind: str
+
+    def describe(self) -> DeviceInfo:
+        """Return name, memory and capabilities; may create a device context."""
+        ...
+
+    def limit_memory(self, budget_bytes: int) -> None:
+        """Make allocations fail, as real out-of-memory, once the process would exceed the budget."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until the device has done all work that was queued."""
+        ...
+
+    def reset_peaks(self) -> None:
+        """Start a new phase: later peaks count from the present use."""
+        ...
+
+    def read_peaks(self) -> MemoryPeak:
+        """Return the peaks since :meth:`reset_peaks`, in bytes."""
+        ...
+
+    def num_alloc_retries(self) -> int:
+        """Return how often the allocator had to free its cache to serve a request."""
+        ...
+
+    def used_by_others_bytes(self) -> int | None:
+        """Return the bytes other processes hold on the device; None if unknown."""
+        ...
+
+    def trainer_keys(self) -> dict[str, object]:
+        """Return the TRL keys that place training on this device, such as ``use_cpu: true``."""
+        ...
+
+    def oom_signatures(self) -> tuple[OomSignature, ...]:
+        """Return how this device's allocation failures look."""
+        ...
+
+
+class DeviceFactory(Protocol):
+    """Builds a backend for a resolved device name."""
+
+    def __call__(self, name: str) -> DeviceBackend:
+        """Return the backend for ``name``, such as ``cuda:1``."""
+        ...
+
+
+registry: Registry[DeviceFactory] = Registry(
+    "device",
+    group="autotune.devices",
+    builtin=("autotune.devices.cpu", "autotune.devices.accelerators"),
+)
+
+
+def load(name: str) -> DeviceBackend:
+    """Return the backend for a resolved device name such as ``cpu`` or ``cuda:0``.
+
+    Raises:
+        UnknownNameError: If no backend is registered for its kind.
+    """
+    return registry.get(name.partition(":")[0])(name)

@@ -1,0 +1,102 @@
+"""The exceptions a search can end with, each with its exit code and a hint.
+
+A candidate's failure is never an exception: it is an :class:`autotune.Outcome`. What is raised
+here means that the *search* cannot go on as asked.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import ClassVar
+
+
+class AutotuneError(Exception):
+    """Base of all errors of this package.
+
+    Args:
+        message: What happened.
+        hint: What to do next; empty if there is nothing to add.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exception's own __reduce__ drops keyword arguments; errors cross process borders.
+        return _rebuild, (type(self), self.message, self.hint)
+
+    def __str__(self) -> str:
+        """Return the message and, after it, the hint."""
+        return f"{self.message} {self.hint}".strip()
+
+
+def _rebuild(cls: type[AutotuneError], message: str, hint: str) -> AutotuneError:
+    error = cls.__new__(cls)
+    AutotuneError.__init__(error, message, hint=hint)
+    return error
+
+
+class UsageError(AutotuneError, ValueError):
+    """The request itself is wrong."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class SpaceError(UsageError):
+    """A search space, a pin or a knob's domain is wrong."""
+
+
+class UnknownNameError(UsageError):
+    """A name is not known; the message lists the nearest known ones.
+
+    Args:
+        kind: What the name should have been, such as ``"knob"``.
+        name: The unknown name.
+        known: All names that would have been accepted.
+        where: Where the name was read, such as ``"my.yaml, line 7"``.
+    """
+
+    def __init__(self, kind: str, name: str, known: Iterable[str], *, where: str = "") -> None:
+        names = sorted(set(known))
+        close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        place = f"{where}: " if where else ""
+        if close:
+            hint = f"Did you mean {' or '.join(repr(item) for item in close)}?"
+        else:
+            hint = f"Known: {', '.join(names)}." if names else "None is known."
+        super().__init__(f"{place}unknown {kind} {name!r}.", hint=hint)
+
+
+class PrerequisiteError(AutotuneError):
+    """A package, a device, access or disk space is missing."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class StudyMismatchError(AutotuneError):
+    """A run is resumed with another model, data set, space or schema."""
+
+    exit_code: ClassVar[int] = 2
+
+
+class NoFeasibleConfigError(AutotuneError):
+    """Every probe reached a verdict and none fits."""
+
+    exit_code: ClassVar[int] = 3
+
+
+class ExecutorError(AutotuneError, RuntimeError):
+    """A worker could not be started or reached."""
+
+
+class BaselineError(AutotuneError):
+    """The baseline is unsupported or crashes: the set-up is broken."""
+
+
+class JournalError(AutotuneError):
+    """A run folder's records cannot be read or written."""

@@ -1,0 +1,64 @@
+"""What one probe is to run. Crosses the process border as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeSpec:
+    """One short training run, complete.
+
+    Attributes:
+        probe_id: Name of the probe's folder, such as ``0007`` or ``0007-again``.
+        folder: Absolute path of the folder for ``spec.json``, ``result.json`` and logs.
+        trainer: Trainer adapter to use.
+        config: The mapping that ``export`` writes, key for key as the ``trl`` CLI reads it.
+        overlay: Probe-only keys laid over ``config`` (step count, no saving, no reporting).
+        device: Resolved device name, such as ``cpu`` or ``cuda:0``.
+        data_folder: Tokenised rows written by the prepare task; None to load ``config``'s own data.
+        weights: ``random`` (built from the model's config) or ``real``.
+        memory_budget_bytes: Enforced cap; None for no cap but the device's own.
+        warmup_steps: Typical optimizer steps kept apart before the measured ones.
+        measured_steps: Optimizer steps that give the rate.
+        accumulation_steps: Micro-batches per optimizer step in the exported configuration. The
+            overlay may shorten them for the probe; the rate is composed from the raw times.
+        phases: Extra phases to run, of ``eval`` and ``save``.
+        process_env: Environment variables that must be set before torch is imported.
+        timeout_s: Wall-clock limit.
+        seed: Seed of the probe.
+        trust_remote_code: Whether the model's own code may run.
+    """
+
+    probe_id: str
+    folder: str
+    trainer: str
+    config: Mapping[str, Any]
+    device: str
+    overlay: Mapping[str, Any] = field(default_factory=dict)
+    data_folder: str | None = None
+    weights: str = "random"
+    memory_budget_bytes: int | None = None
+    warmup_steps: int = 1
+    measured_steps: int = 5
+    accumulation_steps: int = 1
+    phases: tuple[str, ...] = ()
+    process_env: Mapping[str, str] = field(default_factory=dict)
+    timeout_s: float = 300.0
+    seed: int = 0
+    trust_remote_code: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values, with the schema number."""
+        return {"schema": SCHEMA, **asdict(self)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ProbeSpec:
+        """Return the record that :meth:`to_dict` wrote."""
+        values = {key: value for key, value in data.items() if key != "schema"}
+        values["phases"] = tuple(values.get("phases", ()))
+        return cls(**values)

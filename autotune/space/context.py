@@ -1,0 +1,199 @@
+"""What is known before anything is drawn: the device, the model, the data, the packages.
+
+These are facts gathered once per search (in a disposable child process) and handed to the knobs,
+whose rules decide from them what may be drawn. All are plain records that round-trip through JSON.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceInfo:
+    """One device that probes run on.
+
+    Attributes:
+        name: As given to ``--device``, resolved: ``cpu``, ``cuda:0``, ``mps``, ``xpu:0``.
+        kind: Backend name: ``cpu``, ``cuda``, ``mps``, ``xpu``.
+        label: What a person calls it, such as ``NVIDIA H200``.
+        total_bytes: Memory of the device.
+        free_bytes: Memory free when the search started.
+        supports_bf16: Whether bfloat16 arithmetic is supported.
+        capability: CUDA compute capability as ``(major, minor)``; None elsewhere.
+        driver: Driver version; None if there is none.
+        num_devices: How many devices of this kind are visible.
+    """
+
+    name: str
+    kind: str
+    label: str
+    total_bytes: int
+    free_bytes: int
+    supports_bf16: bool
+    capability: tuple[int, int] | None = None
+    driver: str | None = None
+    num_devices: int = 1
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> DeviceInfo:
+        """Return the record that :meth:`to_dict` wrote."""
+        values = dict(data)
+        if values.get("capability") is not None:
+            values["capability"] = tuple(values["capability"])
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelFacts:
+    """What a model's config says; no weights are read.
+
+    Attributes:
+        model_type: transformers' ``model_type``, such as ``llama``.
+        architecture: Class name, such as ``LlamaForCausalLM``.
+        num_parameters: All parameters, tied ones once.
+        num_layers: Transformer blocks; None if the config does not say.
+        max_positions: Longest sequence the config declares; None if it declares none.
+        vocab_size: Rows of the embedding.
+        revision: Commit of the hub repository; None for a local folder.
+        keeps_documents_apart: Whether flattened documents, told apart by ``position_ids`` alone,
+            attend only to themselves, per attention implementation; None where not tested.
+        has_chat_template: Whether the tokenizer carries one.
+        quantized: Whether the checkpoint itself is already quantised.
+    """
+
+    model_type: str
+    architecture: str
+    num_parameters: int
+    num_layers: int | None
+    max_positions: int | None
+    vocab_size: int
+    revision: str | None = None
+    keeps_documents_apart: Mapping[str, bool] = field(default_factory=dict)
+    has_chat_template: bool = False
+    quantized: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {**asdict(self), "keeps_documents_apart": dict(self.keeps_documents_apart)}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ModelFacts:
+        """Return the record that :meth:`to_dict` wrote."""
+        return cls(**data)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataProfile:
+    """Token lengths of a data set, as TRL tokenises it.
+
+    Attributes:
+        num_rows: Rows with at least one token.
+        num_tokens: Tokens of all rows.
+        num_loss_tokens: Tokens that carry loss (label not -100).
+        length_counts: Token length to number of rows.
+        max_lengths: Candidate lengths, ascending, that the tables below speak of.
+        loss_tokens_kept: Per candidate length, tokens with loss left by truncation at that length
+            (``keep_start``; ``bfd`` packing cuts the same way).
+        rows_cut: Per candidate length, rows longer than it.
+        rows_dropped: Per candidate length, rows left without any loss token.
+        format: Data format, such as ``messages`` or ``prompt-completion``.
+        fingerprint: Digest of the tokenised rows.
+        num_empty_rows: Rows without a token, dropped before anything else.
+    """
+
+    num_rows: int
+    num_tokens: int
+    num_loss_tokens: int
+    length_counts: Mapping[int, int]
+    max_lengths: tuple[int, ...]
+    loss_tokens_kept: tuple[int, ...]
+    rows_cut: tuple[int, ...]
+    rows_dropped: tuple[int, ...]
+    format: str
+    fingerprint: str
+    num_empty_rows: int = 0
+
+    @property
+    def longest(self) -> int:
+        """Return the length of the longest row, in tokens."""
+        return max(self.length_counts)
+
+    @property
+    def mean_length(self) -> float:
+        """Return the mean length of a row, in tokens."""
+        return self.num_tokens / self.num_rows
+
+    def quantile(self, share: float) -> int:
+        """Return the smallest length that at least ``share`` (0 to 1) of the rows do not exceed."""
+        needed = share * self.num_rows
+        seen = 0
+        for length in sorted(self.length_counts):
+            seen += self.length_counts[length]
+            if seen >= needed:
+                return length
+        return self.longest
+
+    def coverage(self, max_length: int | None) -> float:
+        """Return the share (0 to 1) of loss tokens that truncation at ``max_length`` keeps.
+
+        Between two tabled lengths the smaller one's share is given, so it is never overstated.
+
+        Raises:
+            ValueError: If ``max_length`` lies below every tabled length.
+        """
+        if max_length is None or max_length >= self.longest:
+            return 1.0
+        index = bisect_left(self.max_lengths, max_length)
+        if index == len(self.max_lengths) or self.max_lengths[index] != max_length:
+            index -= 1
+        if index < 0:
+            raise ValueError(f"no coverage is known below {self.max_lengths[0]} tokens")
+        return self.loss_tokens_kept[index] / self.num_loss_tokens
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        data = asdict(self)
+        data["length_counts"] = {str(key): value for key, value in self.length_counts.items()}
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> DataProfile:
+        """Return the record that :meth:`to_dict` wrote."""
+        values = dict(data)
+        values["length_counts"] = {int(k): v for k, v in values["length_counts"].items()}
+        for name in ("max_lengths", "loss_tokens_kept", "rows_cut", "rows_dropped"):
+            values[name] = tuple(values[name])
+        return cls(**values)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """Everything a knob's rule may look at.
+
+    Attributes:
+        trainer: Trainer name, such as ``sft``.
+        device: The device probes run on.
+        model: What the model's config says.
+        data: Token lengths.
+        packages: Distribution name to installed version; missing packages are absent.
+        global_batch: Rows per optimizer step, over all devices; never varied by the search.
+        num_processes: Data-parallel processes per probe.
+        min_coverage: Least share (0 to 1) of loss tokens a candidate must train on.
+    """
+
+    trainer: str
+    device: DeviceInfo
+    model: ModelFacts
+    data: DataProfile
+    packages: Mapping[str, str]
+    global_batch: int
+    num_processes: int = 1
+    min_coverage: float = 0.0

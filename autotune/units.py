@@ -1,0 +1,93 @@
+"""Bytes, seconds and counts: parsing what people write, writing what people read.
+
+Inside the package everything is bytes and seconds; GiB (1024 cubed) and minutes exist only at
+the edges, and only here.
+"""
+
+from __future__ import annotations
+
+import re
+
+KIB = 1024
+MIB = 1024**2
+GIB = 1024**3
+
+_BYTE_UNITS = {
+    "": 1,
+    "b": 1,
+    "kb": 1000,
+    "mb": 1000**2,
+    "gb": 1000**3,
+    "tb": 1000**4,
+    "k": KIB,
+    "m": MIB,
+    "g": GIB,
+    "kib": KIB,
+    "mib": MIB,
+    "gib": GIB,
+    "tib": 1024**4,
+}
+_SECOND_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_QUANTITY = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([a-zA-Z]*)\s*$")
+
+
+def parse_bytes(text: str) -> int:
+    """Return the number of bytes that ``text`` names, such as ``22GiB``, ``800 MB`` or ``1024``.
+
+    Raises:
+        ValueError: If it is not a positive size with a known unit.
+    """
+    return round(_parse(text, _BYTE_UNITS, "size", "22GiB"))
+
+
+def parse_duration_s(text: str) -> float:
+    """Return the seconds that ``text`` names, such as ``30m``, ``1.5h``, ``90s`` or ``90``.
+
+    Raises:
+        ValueError: If it is not a positive duration with a known unit.
+    """
+    return _parse(text, _SECOND_UNITS, "duration", "30m")
+
+
+def _parse(text: str, units: dict[str, float] | dict[str, int], what: str, example: str) -> float:
+    match = _QUANTITY.match(text)
+    if match is None or match.group(2).lower() not in units:
+        raise ValueError(f"{text!r} is not a {what}; write it like {example}")
+    value = float(match.group(1)) * units[match.group(2).lower()]
+    if value <= 0:
+        raise ValueError(f"a {what} must be greater than zero, not {text!r}")
+    return value
+
+
+def format_gib(num_bytes: int | float | None) -> str:
+    """Return bytes as GiB with two decimals (three below 1 GiB); ``-`` if unknown."""
+    if num_bytes is None:
+        return "-"
+    gib = num_bytes / GIB
+    return f"{gib:.3f} GiB" if abs(gib) < 1 else f"{gib:.2f} GiB"
+
+
+def format_duration(seconds: float | None) -> str:
+    """Return seconds as ``850 ms``, ``12.3 s``, ``4 min 05 s`` or ``2 h 10 min``; ``-`` if unknown."""
+    if seconds is None:
+        return "-"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    if seconds < 3600:
+        minutes, rest = divmod(round(seconds), 60)
+        return f"{minutes} min {rest:02d} s"
+    hours, rest_s = divmod(round(seconds), 3600)
+    return f"{hours} h {rest_s // 60:02d} min"
+
+
+def format_rate(value: float | None) -> str:
+    """Return a rate with about three significant digits and thin grouping; ``-`` if unknown."""
+    if value is None:
+        return "-"
+    if value >= 1000:
+        return f"{value:,.0f}"
+    if value >= 100:
+        return f"{value:.0f}"
+    return f"{value:.3g}"

@@ -1,0 +1,75 @@
+"""What a worker process can be asked to do, and the plain-JSON frame around it.
+
+A task is a function from a request to an answer, both plain JSON. Its folder holds
+``request.json`` before and ``answer.json`` after; the answer is written to a temporary name and
+renamed, so that a half-written one is never read.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from autotune import errors
+
+TASKS = {
+    "probe": "autotune.worker.run:run_probe",
+    "prepare": "autotune.worker.prepare:prepare",
+    "describe": "autotune.worker.prepare:describe",
+}
+
+
+def load(name: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Return the task called ``name``, or the function named ``module:function``."""
+    module_name, _, attribute = TASKS.get(name, name).partition(":")
+    return getattr(import_module(module_name), attribute)  # type: ignore[no-any-return]
+
+
+def run(name: str, folder: Path) -> None:
+    """Run a task on the request in ``folder`` and leave its answer there.
+
+    An :class:`AutotuneError` is an answer too: the parent raises it again.
+    """
+    request = json.loads((folder / "request.json").read_text())
+    try:
+        answer = {"ok": load(name)(request)}
+    except errors.AutotuneError as error:
+        answer = {
+            "error": {
+                "type": type(error).__name__,
+                "message": error.message,
+                "hint": error.hint,
+            }
+        }
+    write_json(folder / "answer.json", answer)
+
+
+def read_answer(folder: Path) -> dict[str, Any] | None:
+    """Return a task's answer; None if it left none that can be read.
+
+    Raises:
+        AutotuneError: The error that the task ended with.
+    """
+    try:
+        answer = json.loads((folder / "answer.json").read_text())
+    except (OSError, ValueError):
+        return None
+    if "error" in answer:
+        fields = answer["error"]
+        kind = getattr(errors, fields["type"], errors.AutotuneError)
+        raise errors._rebuild(kind, fields["message"], fields["hint"])
+    return answer["ok"]  # type: ignore[no-any-return]
+
+
+def write_json(path: Path, value: object) -> None:
+    """Write ``value`` so that ``path`` holds either the old or the whole new text."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with temporary.open("w") as file:
+        json.dump(value, file)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
