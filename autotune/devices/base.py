@@ -1,4 +1,4 @@
-"""What a device backend must offer. Lives in the worker process; only here is CUDA or MPS known."""
+"""What a device backend must offer; backends live in the worker process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,15 @@ class DeviceBackend(Protocol):
         ...
 
     def limit_memory(self, budget_bytes: int) -> None:
-        """Make allocations fail, as real out-of-memory, once the process would exceed the budget."""
+        """Make allocations fail, as a real out-of-memory, beyond the budget.
+
+        Raises:
+            MemoryError: If the process is above the budget already.
+        """
+        ...
+
+    def lift_limit(self) -> None:
+        """Undo :meth:`limit_memory`, so that a failed probe can still report."""
         ...
 
     def synchronize(self) -> None:
@@ -81,9 +89,21 @@ registry: Registry[DeviceFactory] = Registry(
 
 
 def load(name: str) -> DeviceBackend:
-    """Return the backend for a resolved device name such as ``cpu`` or ``cuda:0``.
+    """Return the backend for a device name: ``cpu``, ``cuda``, ``cuda:1``, ``auto``, ...
 
     Raises:
+        PrerequisiteError: If there is no such device here.
         UnknownNameError: If no backend is registered for its kind.
     """
-    return registry.get(name.partition(":")[0])(name)
+    resolved = resolve(name)
+    return registry.get(resolved.partition(":")[0])(resolved)
+
+
+def resolve(name: str) -> str:
+    """Return a full device name: ``auto`` is the accelerator that PyTorch sees, or the CPU."""
+    import torch
+
+    if name == "auto":
+        found = torch.accelerator.current_accelerator(check_available=True)
+        name = found.type if found is not None else "cpu"
+    return f"{name}:0" if name in ("cuda", "xpu") else name

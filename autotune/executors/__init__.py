@@ -1,1 +1,1 @@
-
+"""Where probes run: the contract, and one place per module."""

@@ -1,1 +1,1 @@
-
+"""What to run, what happened, and the append-only record of it."""

@@ -30,7 +30,7 @@ class Outcome(StrEnum):
 
     @property
     def is_verdict(self) -> bool:
-        """Whether the outcome says something about the candidate (``crashed``, ``lost`` do not)."""
+        """Whether the outcome says something about the candidate, not about the set-up."""
         return self not in (Outcome.CRASHED, Outcome.LOST)
 
     @property
@@ -144,7 +144,8 @@ class Measurement:
         accumulation_steps: Micro-batches per optimizer step that rates are stated for.
         steps: The measured steps.
         warmup_steps: Steps before them: worst batches first, then warm-up.
-        phases: Peak memory per phase: ``load``, ``first_step``, ``later_steps``, ``eval``, ``save``.
+        phases: Peak memory per phase: ``load``, ``first_step``, ``later_steps``, ``eval``,
+            ``save``.
         worst_batch: Rows and padded length of the largest batch that was run.
         num_alloc_retries: How often the allocator had to free its cache to go on.
         rows_per_epoch: Rows of the processed data set.

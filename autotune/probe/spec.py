@@ -20,7 +20,7 @@ class ProbeSpec:
         config: The mapping that ``export`` writes, key for key as the ``trl`` CLI reads it.
         overlay: Probe-only keys laid over ``config`` (step count, no saving, no reporting).
         device: Resolved device name, such as ``cpu`` or ``cuda:0``.
-        data_folder: Tokenised rows written by the prepare task; None to load ``config``'s own data.
+        data_folder: Tokenised rows that the prepare task wrote; None to load the data anew.
         weights: ``random`` (built from the model's config) or ``real``.
         memory_budget_bytes: Enforced cap; None for no cap but the device's own.
         warmup_steps: Typical optimizer steps kept apart before the measured ones.

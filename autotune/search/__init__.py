@@ -1,1 +1,1 @@
-
+"""Asking Optuna for candidates and telling it what became of them."""

@@ -1,1 +1,1 @@
-
+"""Trainer adapters: the only code that knows SFT, DPO, GRPO, ... apart."""

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from autotune.devices.base import DeviceBackend
 
 
+class DivergedError(Exception):
+    """The loss is no longer a finite number."""
+
+
 class Recorder(Protocol):
     """Receives the events of a training run; reads clocks and memory at each."""
 
@@ -62,8 +66,6 @@ class TrainingSession(Protocol):
 
 class TrainerAdapter(Protocol):
     """Builds one kind of TRL trainer from a probe's spec."""
-
-    name: str
 
     def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Tokenise the data once and return model facts and data profile as plain JSON."""

@@ -7,6 +7,7 @@ renamed, so that a half-written one is never read.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -20,7 +21,10 @@ TASKS = {
     "probe": "autotune.worker.run:run_probe",
     "prepare": "autotune.worker.prepare:prepare",
     "describe": "autotune.worker.prepare:describe",
+    "demo": "autotune.worker.demo:make",
 }
+EXIT_DISK_FULL = 74
+"""Exit code of a process that could not write its answer for want of disk space."""
 
 
 def load(name: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
@@ -63,6 +67,11 @@ def read_answer(folder: Path) -> dict[str, Any] | None:
         kind = getattr(errors, fields["type"], errors.AutotuneError)
         raise errors._rebuild(kind, fields["message"], fields["hint"])
     return answer["ok"]  # type: ignore[no-any-return]
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Return whether ``error`` says that there is no disk space left."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def write_json(path: Path, value: object) -> None:

@@ -1,1 +1,1 @@
-
+"""The built-in knobs, by theme."""

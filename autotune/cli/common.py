@@ -1,0 +1,113 @@
+"""What all commands share: errors to messages and exit codes, units, tables of key and value."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import typer
+
+from autotune import units
+from autotune.errors import AutotuneError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+INTERRUPTED = 130
+
+T = TypeVar("T")
+
+
+def guarded(app: typer.Typer, arguments: Sequence[str] | None) -> int:
+    """Run ``app`` and return its exit code; every expected failure is one clear message."""
+    import click
+
+    try:
+        code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+    except AutotuneError as error:
+        say(f"error: {error.message}")
+        if error.hint:
+            say(f"  hint: {error.hint}")
+        return error.exit_code
+    except click.exceptions.Abort:
+        return INTERRUPTED
+    except click.ClickException as error:
+        error.show(file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our output went away, as `head` does.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def say(text: str) -> None:
+    """Write a line for people to standard error."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def show_json(value: object) -> None:
+    """Write one JSON object to standard output."""
+    print(json.dumps(value, indent=2))
+
+
+def stdout_console() -> Console:
+    """Return rich's console for results."""
+    from rich.console import Console
+
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+
+
+def stderr_console() -> Console:
+    """Return rich's console for progress."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def parsed(read: Callable[[str], T], text: str | None, option: str) -> T | None:
+    """Return ``read(text)``, None if there is no text.
+
+    Raises:
+        UsageError: Naming the option, if the text cannot be read.
+    """
+    if text is None:
+        return None
+    try:
+        return read(text)
+    except ValueError as error:
+        raise UsageError(f"{option}: {error}.") from error
+
+
+def size(text: str | None, option: str) -> int | None:
+    """Return bytes for an option such as ``--memory-budget 22GiB``."""
+    return parsed(units.parse_bytes, text, option)
+
+
+def duration_s(text: str | None, option: str) -> float | None:
+    """Return seconds for an option such as ``--time-budget 30m``."""
+    return parsed(units.parse_duration_s, text, option)
+
+
+def pins(pairs: Sequence[str]) -> dict[str, Any]:
+    """Return ``KNOB=VALUE`` pairs as a mapping.
+
+    Raises:
+        UsageError: If a pair has no ``=`` or a knob is given twice with different values.
+    """
+    found: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name.strip() or not value.strip():
+            raise UsageError(f"--pin takes KNOB=VALUE, not {pair!r}.")
+        name, value = name.strip(), value.strip()
+        if found.get(name, value) != value:
+            raise UsageError(f"--pin sets {name} twice: {found[name]} and {value}.")
+        found[name] = value
+    return found

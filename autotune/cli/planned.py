@@ -1,0 +1,90 @@
+"""What ``--dry-run`` shows: the space as this machine, model and data leave it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from autotune.tuner import SIZE_LIMIT
+from autotune.units import format_duration, format_gib
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from autotune.plan import Plan
+    from autotune.tuner import Budget
+
+FINALISTS = 8
+
+
+def planned(plan: Plan, budget: Budget) -> dict[str, Any]:
+    """Return what a search would do, as plain JSON."""
+    size = plan.space.size(SIZE_LIMIT)
+    trials = size if budget.trials is None else min(budget.trials, size)
+    worst_s: float = (trials + FINALISTS) * plan.request.probe_timeout_s
+    if budget.wall_time_s is not None:
+        worst_s = min(worst_s, 1.25 * budget.wall_time_s + plan.request.probe_timeout_s)
+    context = plan.context
+    knobs = []
+    for knob in plan.space.knobs:
+        values: list[Any] = []
+        for candidate in plan.space.enumerate(SIZE_LIMIT):
+            if knob.name in candidate and candidate[knob.name] not in values:
+                values.append(candidate[knob.name])
+        knobs.append({"name": knob.name, "values": values, "help": knob.help})
+    return {
+        "model": context.model.to_dict(),
+        "device": context.device.to_dict(),
+        "budget_bytes": plan.budget_bytes,
+        "budget_source": plan.budget_source,
+        "global_batch": context.global_batch,
+        "space": plan.request.space.name,
+        "num_candidates": size,
+        "num_candidates_is_exact": size < SIZE_LIMIT,
+        "trials": trials,
+        "worst_case_time_s": worst_s,
+        "knobs": knobs,
+        "inactive": [{"knob": name, "reason": reason} for name, reason in plan.space.inactive],
+        "removed": [
+            {"knob": name, "value": value, "reason": reason}
+            for name, value, reason in plan.space.removed
+        ],
+        "notices": list(plan.space.notices),
+        "baseline": plan.space.baseline,
+        "baseline_config": plan.config(plan.space.baseline),
+    }
+
+
+def print_planned(facts: dict[str, Any], console: Console) -> None:
+    """Print it for people."""
+    exact = "" if facts["num_candidates_is_exact"] else " or more"
+    lines = [
+        f"model: {facts['model']['architecture']}, {facts['model']['num_parameters']:,} parameters",
+        f"device: {facts['device']['label']}",
+        f"budget: {format_gib(facts['budget_bytes'])} ({facts['budget_source']})",
+        f"space {facts['space']}: {facts['num_candidates']:,}{exact} candidates",
+        "",
+    ]
+    for knob in facts["knobs"]:
+        values = ", ".join(_shown(value) for value in knob["values"])
+        lines.append(f"  {knob['name']}: {values or 'not searched here'}")
+    if facts["inactive"] or facts["removed"]:
+        lines += ["", "not searched:"]
+        lines += [f"  {item['knob']}: {item['reason']}" for item in facts["inactive"]]
+        lines += [
+            f"  {item['knob']}={_shown(item['value'])}: {item['reason']}"
+            for item in facts["removed"]
+        ]
+    lines += [f"note: {notice}" for notice in facts["notices"]]
+    lines += [
+        "",
+        f"{facts['trials']} trials and up to {FINALISTS} confirmations take at most "
+        f"{format_duration(facts['worst_case_time_s'])}, if every probe ran into its time limit",
+    ]
+    for line in lines:
+        console.print(line, markup=False, soft_wrap=True)
+
+
+def _shown(value: object) -> str:
+    return (
+        "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )

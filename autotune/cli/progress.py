@@ -1,0 +1,109 @@
+"""A search's progress on standard error: a bar, a line per probe, the front so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autotune.report.cells import settings
+from autotune.report.terminal import probe_line
+from autotune.units import format_gib
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+
+    from autotune.plan import Plan
+    from autotune.report.model import Report, Trial
+    from autotune.tuner import Budget
+
+
+class Progress:
+    """Draws a search's events; without a terminal, one plain line per event.
+
+    Args:
+        console: Standard error.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Any = None
+        self._task: TaskID | None = None
+        self._baseline: dict[str, Any] = {}
+        self._num_trials: int | None = None
+
+    def __enter__(self) -> Progress:
+        self._say("starting the worker and reading model and data ...")
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def on_plan(self, plan: Plan, budget: Budget) -> None:
+        """Say what is searched, on what, within which budget."""
+        self._baseline = dict(plan.space.baseline)
+        self._num_trials = budget.trials
+        device, data = plan.context.device, plan.context.data
+        self._say(
+            f"{plan.context.model.architecture}, {plan.context.model.num_parameters:,} "
+            f"parameters; {data.num_rows:,} rows, {data.num_tokens:,} tokens, longest "
+            f"{data.longest:,}"
+        )
+        self._say(
+            f"device: {device.label}; budget {format_gib(plan.budget_bytes)} "
+            f"({plan.budget_source}); global batch {plan.context.global_batch}"
+        )
+        for notice in plan.space.notices:
+            self._say(f"note: {notice}")
+        self._start_bar()
+
+    def _start_bar(self) -> None:
+        if not self._console.is_terminal:
+            return
+        from rich import progress
+
+        self._bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TimeElapsedColumn(),
+            progress.TextColumn("left"),
+            progress.TimeRemainingColumn(),
+            console=self._console,
+            transient=True,
+        )
+        self._task = self._bar.add_task("baseline", total=self._num_trials)
+        self._bar.start()
+
+    def on_probe(self, number: int, candidate: Mapping[str, Any]) -> None:
+        """Show which candidate is being probed."""
+        if self._bar is None or self._task is None:
+            return
+        differing = {k: v for k, v in candidate.items() if self._baseline.get(k) != v}
+        shown = settings(differing) if differing else "baseline"
+        self._bar.update(self._task, description=f"trial {number} {shown[:60]}")
+
+    def on_trial(self, trial: Trial, report: Report) -> None:
+        """Write the trial's line, and the front when it changed."""
+        again = "again  " if trial.num_probes > 1 and trial.confirmed else ""
+        self._say(again + probe_line(trial, report.baseline))
+        if self._bar is not None and self._task is not None:
+            probed = sum(item.num_probes > 0 for item in report.trials)
+            self._bar.update(self._task, completed=probed)
+        if trial.number in report.pareto_numbers and not again:
+            members = ", ".join(
+                f"{item.number} ({format_gib(item.peak_bytes)})" for item in report.pareto
+            )
+            self._say(f"  front so far: trial {members}")
+
+    def on_confirm(self, numbers: Sequence[int]) -> None:
+        """Say that the finalists are probed again."""
+        named = ", ".join(str(number) for number in numbers)
+        self._say(f"probing the front again, one at a time: trial {named}")
+
+    def _say(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, soft_wrap=True)
+        else:
+            self._console.print(text, markup=False, soft_wrap=True)

@@ -1,0 +1,122 @@
+"""``autotune report``, ``export`` and ``verify``: what to do with a finished search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from autotune.cli import common
+from autotune.errors import UsageError
+
+if TYPE_CHECKING:
+    from autotune.report.model import Report
+
+Run = Annotated[Path, typer.Argument(help="Run folder, or its report.json.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command()(report)
+    app.command()(export)
+    app.command()(verify)
+
+
+def report(
+    run: Run,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Add what was not searched, and why.")
+    ] = False,
+) -> int:
+    """Show the Pareto set of a run, also of one that is under way or was interrupted."""
+    from autotune.report import terminal
+
+    found = load_report(run)
+    if as_json:
+        common.show_json(found.to_dict())
+    else:
+        terminal.render(found, common.stdout_console(), verbose=verbose)
+    return 0
+
+
+def export(
+    run: Run,
+    pick: Annotated[
+        str, typer.Option(help="fastest, leanest, balanced, or a trial's number.")
+    ] = "balanced",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="File to write.  [default: stdout]")
+    ] = None,
+) -> int:
+    """Write one configuration as the YAML that `trl` reads."""
+    from autotune.probe import trl_yaml
+
+    trial = load_report(run).pick(pick)
+    if output is None:
+        print(trl_yaml.render(trial.config, trial.header(), file_name="config.yaml"), end="")
+        return 0
+    if output.is_dir():
+        raise UsageError(f"{output} is a folder.", hint="Give the name of a file.")
+    trial.export(output)
+    common.say(f"wrote {output}")
+    return 0
+
+
+def verify(
+    source: Annotated[Path, typer.Argument(help="Run folder, or a YAML file for trl.")],
+    steps: Annotated[int, typer.Option(help="Optimizer steps to run.", min=1)] = 3,
+    timeout: Annotated[str, typer.Option(help="Limit of one run, as 10m.")] = "10m",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Run exported configurations for a few steps under the real `trl`, each in a new process."""
+    from autotune.verify import verify_files
+
+    files = _files(source)
+    limit_s = common.duration_s(timeout, "--timeout")
+    assert limit_s is not None  # the option has a default
+    checks = []
+    for check in verify_files(files, num_steps=steps, timeout_s=limit_s):
+        checks.append(check)
+        common.say(check.line())
+    if as_json:
+        common.show_json({"checks": [check.to_dict() for check in checks]})
+    else:
+        passed = sum(check.passed for check in checks)
+        print(f"{passed} of {len(checks)} configurations ran {steps} steps under trl")
+    return 0 if all(check.passed for check in checks) else 1
+
+
+def load_report(run: Path) -> Report:
+    """Return the report of a run folder.
+
+    Raises:
+        UsageError: If there is no run.
+        JournalError: If it cannot be read.
+    """
+    from autotune.report.model import Report
+
+    path = run / "report.json" if run.is_dir() else run
+    if not path.exists():
+        hint = "Give the folder that `autotune search` named at its end, such as runs/...."
+        if (run / "run.json").exists():
+            hint = "The search has not finished a probe yet; it can go on with --resume."
+        raise UsageError(f"there is no report in {run}.", hint=hint)
+    return Report.load(path)
+
+
+def _files(source: Path) -> list[Path]:
+    if source.is_file():
+        if source.suffix.lower() not in (".yaml", ".yml"):
+            raise UsageError(
+                f"{source} is no YAML file.", hint="Give a run folder or a YAML file."
+            )
+        return [source]
+    files = sorted((source / "configs").glob("trial-*.yaml"))
+    if not files:
+        raise UsageError(
+            f"there is no configuration to verify in {source}.",
+            hint="Give a run folder whose search found one, or a YAML file.",
+        )
+    return files

@@ -1,0 +1,209 @@
+"""``autotune search`` and ``autotune demo``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from autotune.cli import common
+
+Pin = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VALUE", help="Fix a knob.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    app.command()(search)
+    app.command()(demo)
+
+
+def search(
+    model: Annotated[str, typer.Argument(help="Hub id or local folder.")],
+    dataset: Annotated[str, typer.Argument(help="Hub id, data file or folder.")],
+    trainer: Annotated[str, typer.Option(help="TRL trainer.")] = "sft",
+    space: Annotated[
+        str | None, typer.Option(help="Search space: a name or a YAML file.  [default: TRAINER]")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda[:N], mps or xpu.")] = "auto",
+    memory_budget: Annotated[
+        str | None,
+        typer.Option(help="Peak memory to stay within, as 22GiB.  [default: free less 10 %]"),
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Candidates to probe.  [default: 40]", min=1)
+    ] = None,
+    time_budget: Annotated[
+        str | None, typer.Option(help="Time after which no probe starts, as 30m.")
+    ] = None,
+    probe_timeout: Annotated[str, typer.Option(help="Limit of one probe, as 300 or 5m.")] = "300",
+    global_batch: Annotated[
+        int | None,
+        typer.Option(help="Rows per optimizer step, kept for all.  [default: 8]", min=1),
+    ] = None,
+    pin: Pin = None,
+    min_coverage: Annotated[
+        float, typer.Option(help="Least share of loss tokens to train on.", min=0.0, max=1.0)
+    ] = 0.0,
+    split: Annotated[str | None, typer.Option(help="Split to train on.  [default: train]")] = None,
+    dataset_config: Annotated[str | None, typer.Option(help="Data set configuration.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Model revision on the hub.")] = None,
+    weights: Annotated[str, typer.Option(help="random (no download) or real.")] = "random",
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run the model repository's own code.")
+    ] = False,
+    phases: Annotated[
+        str, typer.Option(help="Further phases to measure: eval,save.", metavar="eval,save")
+    ] = "",
+    sampler: Annotated[str, typer.Option(help="auto, tpe, nsgaii, gp, random or grid.")] = "auto",
+    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Folder of the run.  [default: runs/MODEL-TIME]")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in RUN_DIR.")] = False,
+    study: Annotated[
+        str | None, typer.Option(help="Optuna storage URL, to share a search between hosts.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be searched, probe nothing.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Search for the best memory configurations by short, real training runs."""
+    settings: dict[str, Any] = {
+        "trainer": trainer,
+        "device": device,
+        "memory_budget_bytes": common.size(memory_budget, "--memory-budget"),
+        "global_batch": global_batch,
+        "pins": common.pins(pin or ()),
+        "min_coverage": min_coverage,
+        "split": split,
+        "dataset_config": dataset_config,
+        "revision": revision,
+        "weights": weights,
+        "trust_remote_code": trust_remote_code,
+        "phases": tuple(part.strip() for part in phases.split(",") if part.strip()),
+        "probe_timeout_s": common.duration_s(probe_timeout, "--probe-timeout"),
+        "seed": seed,
+        "space": space or trainer,
+        "sampler": sampler,
+        "run_dir": run_dir,
+        "resume": resume,
+        "study": study,
+    }
+    limit_s = common.duration_s(time_budget, "--time-budget")
+    if dry_run:
+        return _dry_run(model, dataset, settings, trials, limit_s, as_json=as_json)
+    return _search(model, dataset, settings, trials, limit_s, as_json=as_json)
+
+
+def demo(
+    folder: Annotated[Path, typer.Option(help="Folder of model, data and run.")] = Path(".demo"),
+    trials: Annotated[int, typer.Option(help="Candidates to probe.", min=1)] = 20,
+    memory_budget: Annotated[str | None, typer.Option(help="Peak memory to stay within.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the demo's run.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> int:
+    """Search a tiny model on a small chat data set, both made here: no network, no GPU."""
+    from autotune.executors.subprocess import SubprocessExecutor
+
+    folder.mkdir(parents=True, exist_ok=True)
+    common.say(f"making a tiny model and a small chat data set in {folder}")
+    executor = SubprocessExecutor(devices=("cpu",))
+    try:
+        made = executor.run_task("demo", {"folder": str(folder.resolve())}, timeout_s=300)
+        settings = {
+            "space": "quick",
+            "device": "cpu",
+            "memory_budget_bytes": common.size(memory_budget, "--memory-budget"),
+            "seed": seed,
+            "run_dir": folder / "run",
+            "resume": resume,
+            # The same worker server goes on with the search.
+            "executor": executor,
+        }
+        return _search(made["model"], made["dataset"], settings, trials, None, as_json=as_json)
+    finally:
+        executor.shutdown()
+
+
+def _search(
+    model: str,
+    dataset: str,
+    settings: dict[str, Any],
+    trials: int | None,
+    limit_s: float | None,
+    *,
+    as_json: bool,
+) -> int:
+    from autotune.cli.progress import Progress
+    from autotune.report import terminal
+    from autotune.tuner import DEFAULT_TRIALS, Budget, Tuner
+
+    if trials is None and limit_s is None:
+        trials = DEFAULT_TRIALS
+    _die_on_second_interrupt()
+    with Progress(common.stderr_console()) as progress:
+        tuner = Tuner(model, dataset, listener=progress, command=_command_line(), **settings)
+        report = tuner.search(Budget(trials, limit_s))
+    if as_json:
+        common.show_json(report.to_dict())
+    else:
+        terminal.render(report, common.stdout_console())
+    if report.interrupted:
+        common.say(f"interrupted; continue with --resume --run-dir {tuner.folder.path}")
+        return common.INTERRUPTED
+    report.pick("balanced")  # NoFeasibleConfigError says what came closest
+    common.say(f"run folder: {tuner.folder.path}")
+    common.say(f"train with: trl {report.trainer} --config {tuner.folder.configs / 'best.yaml'}")
+    return 0
+
+
+def _dry_run(
+    model: str,
+    dataset: str,
+    settings: dict[str, Any],
+    trials: int | None,
+    limit_s: float | None,
+    *,
+    as_json: bool,
+) -> int:
+    from autotune.cli.planned import planned, print_planned
+    from autotune.tuner import DEFAULT_TRIALS, Budget, Tuner
+
+    if trials is None and limit_s is None:
+        trials = DEFAULT_TRIALS
+    plan = Tuner(model, dataset, **settings).plan()
+    facts = planned(plan, Budget(trials, limit_s))
+    if as_json:
+        common.show_json(facts)
+    else:
+        print_planned(facts, common.stdout_console())
+    return 0
+
+
+def _command_line() -> str:
+    import shlex
+
+    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def _die_on_second_interrupt() -> None:
+    """Let the first Ctrl-C end the search in order, and the second one at once."""
+    count = 0
+
+    def handle(signum: int, frame: object) -> None:
+        nonlocal count
+        count += 1
+        if count > 1:
+            os._exit(common.INTERRUPTED)
+        common.say("\ninterrupted: ending the running probe; once more to leave at once")
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, handle)
+    # A scheduler's polite end is treated like the user's.
+    signal.signal(signal.SIGTERM, handle)

@@ -1,0 +1,354 @@
+"""The loop of a search: ask, probe, tell, journal - until the budget or the space is used up."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from autotune.errors import AutotuneError, BaselineError
+from autotune.executors.base import Executor
+from autotune.objectives import Constraint, Objective, violations
+from autotune.plan import Plan
+from autotune.probe.result import Outcome, ProbeResult
+from autotune.probe.spec import ProbeSpec
+from autotune.report.pareto import pareto_set
+from autotune.report.trial import Trial
+from autotune.runfolder import RunFolder
+from autotune.search.study import Proposal, Study
+
+MAX_CRASHES_IN_A_ROW = 3
+MAX_REPEATED_DRAWS = 25
+MAX_FINALISTS = 8
+CONFIRM_ROUNDS = 3
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A trial whose probe is running."""
+
+    number: int
+    candidate: dict[str, Any]
+    digest: str
+    proposal: Proposal | None
+    results: list[ProbeResult] = field(default_factory=list)
+
+
+class SearchLoop:
+    """Runs the trials of one search.
+
+    Args:
+        plan: What is fixed.
+        study: Where candidates come from; None proposes only the baseline.
+        executor: Where probes run.
+        folder: Where every result is recorded before anything else happens with it.
+        objectives: What is optimised.
+        constraints: What must be kept.
+        trials: Trials of an earlier run that is being resumed.
+        on_trial: Called with each finished trial.
+        on_probe: Called as each probe starts, with its number and candidate.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        study: Study,
+        executor: Executor,
+        folder: RunFolder,
+        *,
+        objectives: Sequence[Objective],
+        constraints: Sequence[Constraint],
+        trials: Sequence[Trial] = (),
+        on_trial: Callable[[Trial], None] = lambda trial: None,
+        on_probe: Callable[[int, Mapping[str, Any]], None] = lambda number, candidate: None,
+    ) -> None:
+        self.trials: list[Trial] = list(trials)
+        self.exhausted = False
+        self._plan = plan
+        self._study = study
+        self._executor = executor
+        self._folder = folder
+        self._objectives = tuple(objectives)
+        self._constraints = tuple(constraints)
+        self._on_trial = on_trial
+        self._on_probe = on_probe
+        self._random = random.Random(plan.request.seed)
+        self._running: dict[Future[ProbeResult], _Pending] = {}
+        self._unseen: list[dict[str, Any]] | None = None
+        self._next_number = 1 + max((trial.number for trial in self.trials), default=-1)
+
+    def run(self, num_trials: int | None, deadline_s: float | None) -> None:
+        """Probe until ``num_trials`` trials have one, the deadline passes or none is left.
+
+        Args:
+            num_trials: Trials with a probe, those of a resumed run included; None for no limit.
+            deadline_s: ``time.monotonic`` value after which no further probe starts.
+
+        Raises:
+            BaselineError: If the baseline is unsupported or crashes.
+            AutotuneError: If three probes in a row crash.
+        """
+        while True:
+            while len(self._running) < self._executor.slots and self._may_start(
+                num_trials, deadline_s
+            ):
+                pending = self._next()
+                if pending is None:
+                    self.exhausted = True
+                    break
+                self._submit(pending)
+            if not self._running:
+                return
+            self._collect()
+
+    def confirm(self, deadline_s: float | None) -> None:
+        """Probe the members of the Pareto set again, alone, until each has been confirmed.
+
+        A second probe may move a member off the front and another onto it, so this is repeated a
+        few times; at most eight members, spread over the front, are confirmed.
+        """
+        for _ in range(CONFIRM_ROUNDS):
+            waiting = [trial for trial in self.finalists() if not trial.confirmed]
+            if not waiting:
+                return
+            for trial in waiting:
+                if deadline_s is not None and time.monotonic() > deadline_s:
+                    return
+                self._confirm(trial)
+
+    def finalists(self) -> list[Trial]:
+        """Return the Pareto set, thinned evenly by memory to at most eight members."""
+        members = sorted(
+            pareto_set(self.trials, self._objectives), key=lambda trial: trial.peak_bytes or 0
+        )
+        if len(members) <= MAX_FINALISTS:
+            return members
+        last = len(members) - 1
+        chosen = {round(index * last / (MAX_FINALISTS - 1)) for index in range(MAX_FINALISTS)}
+        return [members[index] for index in sorted(chosen)]
+
+    @property
+    def num_probed(self) -> int:
+        """Return the trials that took a probe."""
+        return sum(trial.num_probes > 0 for trial in self.trials)
+
+    def _may_start(self, num_trials: int | None, deadline_s: float | None) -> bool:
+        if self.exhausted or (self._running and not self.trials):
+            return False  # the baseline runs alone and first
+        if deadline_s is not None and time.monotonic() > deadline_s:
+            return False
+        return num_trials is None or self.num_probed + len(self._running) < num_trials
+
+    def _next(self) -> _Pending | None:
+        """Return the next candidate worth a probe; None if the space holds no other."""
+        if not self.trials:
+            return self._first()
+        repeated = 0
+        while True:
+            if repeated >= MAX_REPEATED_DRAWS and not self._enqueue_unseen():
+                return None
+            proposal = self._study.ask()
+            digest = self._plan.space.digest(proposal.candidate)
+            known = self._known(digest)
+            if known is not None:
+                self._study.tell_known(proposal, known)
+                repeated += 1
+                continue
+            culprit = self._implied_by(proposal.candidate)
+            if culprit is not None:
+                self._record_implied(proposal, digest, culprit)
+                continue
+            self._study.mark_digest(proposal, digest)
+            return _Pending(self._take_number(), proposal.candidate, digest, proposal)
+
+    def _take_number(self) -> int:
+        number, self._next_number = self._next_number, self._next_number + 1
+        return number
+
+    def _first(self) -> _Pending:
+        baseline = dict(self._plan.space.baseline)
+        proposal = self._study.ask() if self._study.enqueue(baseline) else None
+        return _Pending(self._take_number(), baseline, self._plan.space.digest(baseline), proposal)
+
+    def _known(self, digest: str) -> int | None:
+        for trial in self.trials:
+            if trial.digest == digest:
+                return trial.number
+        for pending in self._running.values():
+            if pending.digest == digest:
+                return pending.number
+        return -1 if digest in self._study.known_elsewhere() else None
+
+    def _implied_by(self, candidate: Mapping[str, Any]) -> Trial | None:
+        """Return a trial whose out-of-memory proves that this candidate cannot fit either."""
+        for trial in self.trials:
+            if (
+                trial.outcome is Outcome.DEVICE_OOM
+                and trial.num_probes > 0
+                and self._plan.space.demands_at_least(candidate, trial.candidate)
+            ):
+                return trial
+        return None
+
+    def _enqueue_unseen(self) -> bool:
+        """Make the next draw a candidate that has not been seen; False if there is none."""
+        if self._unseen is None:
+            self._unseen = list(self._plan.space.enumerate(20_000))
+            self._random.shuffle(self._unseen)
+        while self._unseen:
+            candidate = self._unseen.pop()
+            if self._known(self._plan.space.digest(candidate)) is None:
+                return self._study.enqueue(candidate)
+        return False
+
+    def _submit(self, pending: _Pending) -> None:
+        suffix = f"-{len(pending.results)}" if pending.results else ""
+        spec = self._spec(f"{pending.number:04d}{suffix}", pending.candidate)
+        self._on_probe(pending.number, pending.candidate)
+        self._running[self._executor.submit(spec)] = pending
+
+    def _spec(self, probe_id: str, candidate: Mapping[str, Any]) -> ProbeSpec:
+        plan, request = self._plan, self._plan.request
+        config = plan.config(candidate)
+        folder = self._folder.probe_folder(probe_id)
+        number = 0
+        while folder.exists():  # left by a run that was killed; its files are kept
+            number += 1
+            folder = self._folder.probe_folder(f"{probe_id}.{number}")
+        folder.mkdir(parents=True)
+        return ProbeSpec(
+            probe_id=folder.name,
+            folder=str(folder),
+            trainer=request.trainer,
+            config=config,
+            device=plan.context.device.name,
+            data_folder=plan.data_folder,
+            weights=request.weights,
+            memory_budget_bytes=plan.budget_bytes if plan.enforced else None,
+            warmup_steps=request.warmup_steps,
+            measured_steps=request.measured_steps,
+            accumulation_steps=int(config.get("gradient_accumulation_steps", 1)),
+            phases=request.phases,
+            process_env={key: str(value) for key, value in config.get("env", {}).items()},
+            timeout_s=request.probe_timeout_s,
+            seed=request.seed,
+            trust_remote_code=request.trust_remote_code,
+        )
+
+    def _collect(self) -> None:
+        done, _ = wait(self._running, timeout=0.5, return_when=FIRST_COMPLETED)
+        for future in done:
+            pending = self._running.pop(future)
+            result = future.result()
+            pending.results.append(result)
+            if len(pending.results) <= result.outcome.num_retries:
+                self._submit(pending)
+                continue
+            self._finish(pending)
+
+    def _finish(self, pending: _Pending) -> None:
+        trial = self._trial(pending, pending.results[-1].outcome)
+        self._record(trial)
+        if pending.proposal is not None:
+            self._tell(pending.proposal, trial)
+        self._on_trial(trial)
+        self._check_setup(trial)
+
+    def _trial(
+        self,
+        pending: _Pending,
+        outcome: Outcome,
+        skipped_because: str | None = None,
+    ) -> Trial:
+        space = self._plan.space
+        trial = Trial(
+            number=pending.number,
+            candidate=pending.candidate,
+            changed=changed(pending.candidate, space.baseline),
+            changes=tuple(sorted(space.changes(pending.candidate))),
+            config=self._plan.config(pending.candidate),
+            coverage=space.coverage(pending.candidate),
+            outcome=outcome,
+            results=tuple(pending.results),
+            skipped_because=skipped_because,
+            digest=pending.digest,
+        )
+        return self._judged(trial)
+
+    def _judged(self, trial: Trial) -> Trial:
+        """Return the trial with its constraints read from all its probes."""
+        measurement = trial.measurement
+        if trial.outcome is not Outcome.OK or measurement is None:
+            return trial
+        facts = {
+            "budget_bytes": self._plan.budget_bytes,
+            "device_total_bytes": self._plan.context.device.total_bytes,
+            "coverage": trial.coverage,
+        }
+        over = violations(self._constraints, measurement, facts)
+        return replace(trial, violations=over, feasible=all(v <= 0 for v in over.values()))
+
+    def _record(self, trial: Trial) -> None:
+        self._folder.append("trial", {"trial": trial.to_dict()})
+        self.trials.append(trial)
+
+    def _record_implied(self, proposal: Proposal, digest: str, culprit: Trial) -> None:
+        pending = _Pending(self._take_number(), proposal.candidate, digest, proposal)
+        reason = f"needs at least the memory that trial {culprit.number} ran out of"
+        trial = self._trial(pending, Outcome.DEVICE_OOM, reason)
+        self._record(trial)
+        self._tell(proposal, trial)
+        self._on_trial(trial)
+
+    def _tell(self, proposal: Proposal, trial: Trial) -> None:
+        attributes = {"trial": trial.number, "digest": trial.digest}
+        if trial.outcome is Outcome.OK:
+            values = [trial.interval(objective).median for objective in self._objectives]
+            self._study.tell_ok(proposal, values, trial.violations, attributes)
+        else:
+            self._study.tell_refused(proposal, trial.outcome, attributes)
+
+    def _confirm(self, trial: Trial) -> None:
+        spec = self._spec(f"{trial.number:04d}-again", trial.candidate)
+        self._on_probe(trial.number, trial.candidate)
+        result = self._executor.submit(spec).result()
+        confirmed = self.with_result(trial, result)
+        # The whole trial again: the last record of a number counts.
+        self._folder.append("trial", {"trial": confirmed.to_dict()})
+        self.trials = [confirmed if item.number == trial.number else item for item in self.trials]
+        self._on_trial(confirmed)
+
+    def with_result(self, trial: Trial, result: ProbeResult) -> Trial:
+        """Return the trial with one more probe; a second verdict against it overrules the first."""
+        outcome = trial.outcome
+        if result.outcome.is_verdict:
+            outcome = result.outcome
+        trial = replace(trial, results=(*trial.results, result), outcome=outcome)
+        return self._judged(trial) if outcome is Outcome.OK else replace(trial, feasible=False)
+
+    def _check_setup(self, trial: Trial) -> None:
+        last = trial.results[-1]
+        if trial.number == 0 and trial.outcome in (Outcome.UNSUPPORTED, Outcome.CRASHED):
+            raise BaselineError(
+                f"the baseline is {trial.outcome.value}: {last.detail}",
+                hint=f"The set-up is broken; see {self._folder.probe_folder(last.probe_id)}.",
+            )
+        tail = [item.outcome for item in self.trials[-MAX_CRASHES_IN_A_ROW:]]
+        if len(tail) == MAX_CRASHES_IN_A_ROW and set(tail) == {Outcome.CRASHED}:
+            raise AutotuneError(
+                f"{MAX_CRASHES_IN_A_ROW} probes in a row crashed, the last one with: "
+                f"{last.detail}",
+                hint=f"The set-up is broken; see {self._folder.probe_folder(last.probe_id)}.",
+            )
+
+
+def changed(candidate: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the knobs in which a candidate differs from the baseline."""
+    return {
+        name: value
+        for name, value in candidate.items()
+        if name not in baseline or baseline[name] != value
+    }

@@ -1,0 +1,255 @@
+"""From a user's request to everything that is fixed before the first candidate is drawn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from autotune.errors import UsageError
+from autotune.executors.base import Executor
+from autotune.probe import sources
+from autotune.runfolder import RunFolder
+from autotune.space.context import Context, DataProfile, DeviceInfo, ModelFacts
+from autotune.space.domains import Quantiles
+from autotune.space.space import ResolvedSpace, SearchSpace
+from autotune.units import format_gib
+
+TRL_BATCH_SIZE = 8
+"""TRL's default rows per optimizer step: per_device_train_batch_size 8, accumulation 1."""
+
+TRL_MAX_LENGTH = 1024
+"""TRL's default ``max_length``, always tabulated since the baseline uses it."""
+
+HEADROOM = 0.10
+"""Share of the free memory that the default budget leaves alone."""
+
+PREPARE_TIMEOUT_S = 6 * 3600.0
+DESCRIBE_TIMEOUT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What a user asks a search for; see the command line's options of the same names."""
+
+    model: str
+    dataset: str
+    space: SearchSpace
+    trainer: str = "sft"
+    device: str = "auto"
+    memory_budget_bytes: int | None = None
+    global_batch: int | None = None
+    pins: Mapping[str, Any] = field(default_factory=dict)
+    min_coverage: float = 0.0
+    split: str | None = None
+    dataset_config: str | None = None
+    revision: str | None = None
+    weights: str = "random"
+    trust_remote_code: bool = False
+    phases: tuple[str, ...] = ()
+    probe_timeout_s: float = 300.0
+    warmup_steps: int = 1
+    measured_steps: int = 5
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        checks = [
+            (self.weights in ("random", "real"), "weights must be 'random' or 'real'"),
+            (0.0 <= self.min_coverage <= 1.0, "min_coverage must be from 0 to 1"),
+            (self.global_batch is None or self.global_batch > 0, "global_batch must be positive"),
+            (set(self.phases) <= {"eval", "save"}, "phases are 'eval' and 'save'"),
+            (self.measured_steps >= 1, "measured_steps must be at least 1"),
+            (self.warmup_steps >= 0, "warmup_steps must not be negative"),
+            (self.probe_timeout_s > 0, "probe_timeout_s must be positive"),
+            (self.space.trainer == self.trainer, f"the space is for {self.space.trainer}"),
+        ]
+        for holds, message in checks:
+            if not holds:
+                raise UsageError(f"{message}.")
+
+    def source_keys(self) -> dict[str, Any]:
+        """Return the TRL keys that name model and data set.
+
+        Raises:
+            PrerequisiteError, UsageError: If a path leads nowhere or to the wrong kind of file.
+        """
+        return {
+            **sources.model_keys(
+                self.model, revision=self.revision, trust_remote_code=self.trust_remote_code
+            ),
+            **sources.dataset_keys(
+                self.dataset, split=self.split, config_name=self.dataset_config
+            ),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Everything that is fixed before the first candidate is drawn.
+
+    Attributes:
+        request: What was asked for.
+        context: The facts that knobs decide on.
+        space: The space, with what this machine, model and data rule out taken out.
+        base_config: TRL keys that every candidate shares.
+        data_folder: Tokenised rows.
+        budget_bytes: Peak memory that a candidate must stay within.
+        budget_source: How the budget came about, for people.
+        enforced: Whether the budget is a hard limit for the probes' allocations.
+        environment: Versions and device, to compare results by.
+    """
+
+    request: Request
+    context: Context
+    space: ResolvedSpace
+    base_config: Mapping[str, Any]
+    data_folder: str
+    budget_bytes: int
+    budget_source: str
+    enforced: bool
+    environment: Mapping[str, Any]
+
+    def config(self, candidate: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the whole TRL configuration of a candidate, as it is exported."""
+        return {**self.base_config, **self.space.config(candidate)}
+
+    def identity(self) -> dict[str, Any]:
+        """Return what must be the same for results to belong to one search."""
+        request = self.request
+        return {
+            "model": self.base_config["model_name_or_path"],
+            "revision": request.revision or self.context.model.revision,
+            "dataset": request.dataset,
+            "split": request.split,
+            "data_fingerprint": self.context.data.fingerprint,
+            "trainer": request.trainer,
+            "space": request.space.digest,
+            "pins": {key: str(value) for key, value in sorted(request.pins.items())},
+            "device": f"{self.context.device.kind} {self.context.device.label}",
+            "memory_budget_bytes": request.memory_budget_bytes,
+            "global_batch": self.context.global_batch,
+            "min_coverage": request.min_coverage,
+            "weights": request.weights,
+            "phases": list(request.phases),
+        }
+
+
+def describe(device: str, executor: Executor) -> dict[str, Any]:
+    """Return the device, the packages and the versions, seen from a disposable process."""
+    return executor.run_task("describe", {"device": device}, timeout_s=DESCRIBE_TIMEOUT_S)
+
+
+def make_plan(
+    request: Request, folder: RunFolder, executor: Executor, *, budget_bytes: int | None = None
+) -> Plan:
+    """Gather the facts in worker processes and resolve the space against them.
+
+    Args:
+        request: What was asked for.
+        folder: Its ``work`` folder takes the tokenised rows.
+        executor: Runs the worker tasks.
+        budget_bytes: Budget of the search being resumed; None for a new one.
+
+    Raises:
+        AutotuneError: If model, data, device, space or pins cannot be used; nothing has been
+            probed then.
+    """
+    keys = request.source_keys()
+    seen = describe(request.device, executor)
+    device = DeviceInfo.from_dict(seen["device"])
+    prepared = _prepare(request, keys, folder, executor)
+    context = Context(
+        trainer=request.trainer,
+        device=device,
+        model=ModelFacts.from_dict(prepared["model"]),
+        data=DataProfile.from_dict(prepared["data"]),
+        packages=seen["packages"],
+        global_batch=request.global_batch or TRL_BATCH_SIZE,
+        min_coverage=request.min_coverage,
+    )
+    budget, source, enforced = _budget(request, device, budget_bytes)
+    _check_budget(budget, context)
+    name = sources.short_name(str(keys["model_name_or_path"]))
+    base = {**keys, "output_dir": f"{name}-{request.trainer}", **seen["trainer_keys"]}
+    return Plan(
+        request=request,
+        context=context,
+        space=request.space.resolve(context, request.pins),
+        base_config=base,
+        data_folder=prepared["data_folder"],
+        budget_bytes=budget,
+        budget_source=source,
+        enforced=enforced,
+        environment=seen["environment"],
+    )
+
+
+def make_profile(request: Request, folder: RunFolder, executor: Executor) -> DataProfile:
+    """Return the token lengths of the data.
+
+    Raises:
+        AutotuneError: If model or data cannot be used.
+    """
+    prepared = _prepare(request, request.source_keys(), folder, executor)
+    return DataProfile.from_dict(prepared["data"])
+
+
+def _prepare(
+    request: Request, keys: Mapping[str, Any], folder: RunFolder, executor: Executor
+) -> dict[str, Any]:
+    """Return the prepare task's answer, from the run folder if it was given there before."""
+    task = {
+        "trainer": request.trainer,
+        "config": {**keys, **request.space.fixed},
+        "folder": str(folder.work),
+        "max_lengths": _asked_lengths(request),
+        "trust_remote_code": request.trust_remote_code,
+        "weights": request.weights,
+    }
+    kept = folder.work / "prepared.json"
+    try:
+        record = json.loads(kept.read_text())
+        if record["task"] == json.loads(json.dumps(task)):
+            return record["answer"]  # type: ignore[no-any-return]
+    except (OSError, ValueError, KeyError):
+        pass
+    answer = executor.run_task("prepare", task, timeout_s=PREPARE_TIMEOUT_S)
+    folder.write_json(kept, {"task": task, "answer": answer})
+    return answer
+
+
+def _asked_lengths(request: Request) -> list[int]:
+    """Return the lengths that the space or a pin names, whose coverage must be known exactly."""
+    lengths = {TRL_MAX_LENGTH}
+    for knob in request.space.knobs:
+        if knob.name == "max_length" and knob.domain and not isinstance(knob.domain, Quantiles):
+            lengths |= {int(value) for value in knob.domain.values if value is not None}
+    pinned = str(request.pins.get("max_length", ""))
+    if pinned.isdecimal():
+        lengths.add(int(pinned))
+    return sorted(lengths)
+
+
+def _budget(request: Request, device: DeviceInfo, kept: int | None) -> tuple[int, str, bool]:
+    if request.memory_budget_bytes is not None:
+        return request.memory_budget_bytes, "--memory-budget", True
+    budget = kept or round(device.free_bytes * (1.0 - HEADROOM))
+    source = f"what {device.label} had free, less {HEADROOM:.0%}"
+    # On the host an unlimited probe could take the search and the machine down with it.
+    return budget, source, device.kind == "cpu"
+
+
+def _check_budget(budget: int, context: Context) -> None:
+    """Refuse a budget that the weights alone exceed in the smallest form there is.
+
+    4-bit weights take half a byte; without bitsandbytes bfloat16 takes two.
+    """
+    per_parameter = 0.5 if "bitsandbytes" in context.packages else 2.0
+    least = round(context.model.num_parameters * per_parameter)
+    if budget < least:
+        raise UsageError(
+            f"a budget of {format_gib(budget)} is below the weights: "
+            f"{context.model.num_parameters:,} parameters take at least {format_gib(least)}.",
+            hint="Raise --memory-budget, or choose a smaller model.",
+        )

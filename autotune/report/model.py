@@ -1,0 +1,261 @@
+"""The report: plain data about a search, finished or not, that round-trips through JSON."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from autotune import objectives
+from autotune.errors import JournalError, UnknownNameError
+from autotune.probe import trl_yaml
+from autotune.probe.result import Outcome
+from autotune.report import pareto
+from autotune.report.compare import Gain, gain_of, nothing_fits
+from autotune.report.trial import Trial
+
+__all__ = ["PICKS", "SCHEMA", "Gain", "Report", "Trial", "gain_of", "probe_work_s"]
+
+SCHEMA = 1
+PICKS = ("fastest", "leanest", "balanced")
+
+_MAPPINGS = ("device", "model_facts", "data", "versions")
+_TEXTS = ("notices", "warnings", "objectives")
+_PAIRS = ("inactive_knobs", "removed_values")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """Everything about one search.
+
+    Attributes:
+        trainer: Trainer, such as ``sft``.
+        model: Model, as given.
+        dataset: Data set, as given.
+        trials: All trials, by number.
+        pareto_numbers: Numbers of the Pareto set's trials.
+        created_at: When it was written, ISO 8601 in UTC.
+        finished: Whether the search used up its budget or its space.
+        interrupted: Whether it was stopped by the user.
+        baseline_number: The trial that changes nothing.
+        device: The :class:`~autotune.space.context.DeviceInfo` as a mapping.
+        model_facts: The :class:`~autotune.space.context.ModelFacts` as a mapping.
+        data: Summary of the data: rows, tokens, longest and mean length, and so on.
+        budget_bytes: Limit on peak memory; None if there was none.
+        budget_source: Where the limit came from, in words.
+        global_batch: Rows per optimizer step, the same for all trials.
+        min_coverage: Least share (0 to 1) of loss tokens that a candidate had to train on.
+        space: Name of the search space.
+        space_digest: Digest of the search space.
+        inactive_knobs: Knobs that were not searched, each with the reason.
+        removed_values: Values that were not searched, such as ``optim=adamw_8bit``, each with the
+            reason.
+        notices: What the user should know about the set-up.
+        warnings: What the user should know about the numbers.
+        objectives: Names of the objectives.
+        seed: Seed of the search.
+        sampler: Name of the sampler.
+        weights: ``random`` or ``real``.
+        versions: Package to version.
+        wall_time_s: From the start of the search to the report.
+        probe_work_s: Of that, the time probes spent loading and training, summed over probes.
+        command: The command line that started it.
+        schema: Version of this record.
+    """
+
+    trainer: str
+    model: str
+    dataset: str
+    trials: tuple[Trial, ...] = ()
+    pareto_numbers: tuple[int, ...] = ()
+    created_at: str = ""
+    finished: bool = False
+    interrupted: bool = False
+    baseline_number: int = 0
+    device: Mapping[str, Any] = field(default_factory=dict)
+    model_facts: Mapping[str, Any] = field(default_factory=dict)
+    data: Mapping[str, Any] = field(default_factory=dict)
+    budget_bytes: int | None = None
+    budget_source: str = ""
+    global_batch: int = 0
+    min_coverage: float = 0.0
+    space: str = ""
+    space_digest: str = ""
+    inactive_knobs: tuple[tuple[str, str], ...] = ()
+    removed_values: tuple[tuple[str, str], ...] = ()
+    notices: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    objectives: tuple[str, ...] = ("tokens_per_s", "peak_memory")
+    seed: int = 0
+    sampler: str = ""
+    weights: str = "random"
+    versions: Mapping[str, str] = field(default_factory=dict)
+    wall_time_s: float = 0.0
+    probe_work_s: float = 0.0
+    command: str = ""
+    schema: int = SCHEMA
+
+    def __post_init__(self) -> None:
+        for name in _MAPPINGS:
+            # Facts arrive from records that hold tuples; JSON gives lists back.
+            object.__setattr__(self, name, _as_json(getattr(self, name)))
+
+    @property
+    def pareto(self) -> tuple[Trial, ...]:
+        """Return the Pareto set by rising peak memory, ready to be exported."""
+        return tuple(self._bind(item) for item in self._members())
+
+    @property
+    def baseline(self) -> Trial | None:
+        """Return the trial that changes nothing; None if it has not been run yet."""
+        found = self._find(self.baseline_number)
+        return None if found is None else self._bind(found)
+
+    def same_training(self) -> tuple[Trial, ...]:
+        """Return the Pareto set among the trials that train as the baseline does.
+
+        It may hold trials that are not in the whole Pareto set, because only one that trains on
+        other tokens or by another method dominates them.
+        """
+        names = self.objectives
+        is_known = all(name in objectives.registry.names() for name in names)
+        chosen = [objectives.get(name) for name in names] if is_known else None
+        members = pareto.pareto_set([item for item in self.trials if not item.changes], chosen)
+        return tuple(self._bind(item) for item in members)
+
+    def picks(self) -> dict[str, int]:
+        """Return trial numbers by pick; empty if no trial is feasible."""
+        members = self._members()
+        if not members:
+            return {}
+        return {
+            "fastest": max(members, key=lambda item: (_rate(item), -item.number)).number,
+            "leanest": members[0].number,
+            "balanced": pareto.balanced(members).number,
+        }
+
+    def pick(self, which: str | int) -> Trial:
+        """Return one trial, ready to be exported.
+
+        Args:
+            which: ``fastest``, ``leanest`` or ``balanced`` of the Pareto set; or the number of
+                any trial.
+
+        Raises:
+            NoFeasibleConfigError: If a name is given and no trial is feasible.
+            UnknownNameError: If it is neither a known name nor the number of a trial.
+        """
+        text = str(which)
+        if text in PICKS:
+            numbers = self.picks()
+            if not numbers:
+                raise nothing_fits(self.trials, self.budget_bytes)
+            text = str(numbers[text])
+        found = self._find(int(text)) if text.isdecimal() else None
+        if found is not None:
+            return self._bind(found)
+        known = [*PICKS, *(str(item.number) for item in self.trials)]
+        raise UnknownNameError("trial", str(which), known)
+
+    def gain(self, trial: Trial) -> Gain | None:
+        """Return a trial against the baseline; None if they cannot be compared."""
+        return gain_of(trial, self._find(self.baseline_number))
+
+    def outcomes(self) -> dict[str, int]:
+        """Return how many trials ended in each outcome, in the order of :class:`Outcome`."""
+        counts = Counter(item.outcome for item in self.trials)
+        return {outcome.value: counts[outcome] for outcome in Outcome if counts[outcome]}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values, with the schema number."""
+        data = {item.name: getattr(self, item.name) for item in fields(self)}
+        data |= {name: dict(data[name]) for name in _MAPPINGS}
+        data |= {name: [list(pair) for pair in data[name]] for name in _PAIRS}
+        data |= {name: list(data[name]) for name in (*_TEXTS, "pareto_numbers")}
+        data["trials"] = [item.to_dict() for item in self.trials]
+        return {"schema": data.pop("schema"), **data}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Report:
+        """Return the record that :meth:`to_dict` wrote."""
+        values = dict(data)
+        for name in (*_TEXTS, "pareto_numbers"):
+            values[name] = tuple(values[name])
+        for name in _PAIRS:
+            values[name] = tuple((first, second) for first, second in values[name])
+        values["trials"] = tuple(Trial.from_dict(item) for item in values["trials"])
+        return cls(**values)
+
+    def save(self, path: str | Path) -> Path:
+        """Write the report as JSON, the old or the new text as a whole, and return the path."""
+        trl_yaml.write_text(Path(path), json.dumps(self.to_dict(), indent=1) + "\n")
+        return Path(path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Report:
+        """Return the report that :meth:`save` wrote.
+
+        Raises:
+            JournalError: If there is none, or it is of another version or broken.
+        """
+        try:
+            data = json.loads(Path(path).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise JournalError(f"the report {path} cannot be read: {error}.") from error
+        found = data.get("schema") if isinstance(data, dict) else None
+        if found != SCHEMA:
+            raise JournalError(
+                f"the report {path} has schema {found}; this version reads schema {SCHEMA}.",
+                hint="Use the version of autotune that wrote it.",
+            )
+        try:
+            return cls.from_dict(data)
+        except (KeyError, TypeError, ValueError) as error:
+            raise JournalError(f"the report {path} is incomplete: {error!r}.") from error
+
+    def _members(self) -> list[Trial]:
+        members = [item for item in self.trials if item.number in self.pareto_numbers]
+        return sorted(members, key=lambda item: (item.peak_bytes or 0, item.number))
+
+    def _find(self, number: int) -> Trial | None:
+        return next((item for item in self.trials if item.number == number), None)
+
+    def _bind(self, trial: Trial) -> Trial:
+        gain = self.gain(trial)
+        facts = {
+            "version": self.versions.get("trl-autotune"),
+            "created_at": self.created_at or None,
+            "num_trials": len(self.trials),
+            "picked_as": [name for name, number in self.picks().items() if number == trial.number],
+            "budget_bytes": self.budget_bytes,
+            "device": self.device.get("label"),
+            "driver": self.device.get("driver"),
+            "weights": self.weights,
+            "versions": {k: v for k, v in self.versions.items() if k != "trl-autotune"},
+            "trainer": self.trainer,
+        }
+        if gain is not None:
+            facts |= {"rate_ratio": gain.rate_ratio, "memory_ratio": gain.memory_ratio}
+        return replace(trial, facts=facts)
+
+
+def probe_work_s(trials: Iterable[Trial]) -> float:
+    """Return the time that all probes spent loading and training, in seconds."""
+    lines = [result.timeline for trial in trials for result in trial.results]
+    return sum((line.load_s or 0.0) + (line.steps_s or 0.0) for line in lines)
+
+
+def _rate(trial: Trial) -> float:
+    rate = trial.tokens_per_s
+    return rate.median if rate is not None else 0.0
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(key): _as_json(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_as_json(item) for item in value]
+    return value

@@ -1,0 +1,226 @@
+"""A report as text for people; plain without a terminal and with ``NO_COLOR``."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from autotune.probe.result import Outcome
+from autotune.report.cells import ending, probe_line, rate, settings, table_row
+from autotune.report.compare import nothing_fits
+from autotune.report.model import Report
+from autotune.report.plot import scatter
+from autotune.report.trial import Trial
+from autotune.units import format_duration, format_gib
+
+__all__ = ["pareto_table", "probe_line", "render", "render_text"]
+
+GAP = 2
+DISPENSABLE = ("samples/s", "padding", "epoch")
+"""Columns left out, in this order, where the table is too wide."""
+
+LEGEND = (
+    "GiB: peak memory. ±: half the interquartile range. trained: share of the data's loss tokens."
+    " rate, memory: against the baseline, ~ within the noise. training: same as the baseline's"
+    " within rounding, or what differs."
+)
+
+
+def render(report: Report, console: Console, *, plot: bool = True, verbose: bool = False) -> None:
+    """Print a report.
+
+    Args:
+        report: A finished search, or one that is under way.
+        console: Where to print; its width is kept.
+        plot: Whether to draw memory against rate.
+        verbose: Whether to list the reasons for knobs and values that were not searched.
+    """
+    for part in _parts(report, console.width, plot=plot, verbose=verbose):
+        text: Text | str = part.plain if console.no_color else part
+        console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def render_text(
+    report: Report, *, width: int = 100, plot: bool = True, verbose: bool = False
+) -> str:
+    """Return a report as plain text of at most ``width`` columns, where its words allow it."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, color_system=None, no_color=True)
+    render(report, console, plot=plot, verbose=verbose)
+    lines = (line.rstrip() for line in stream.getvalue().splitlines())
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def pareto_table(report: Report, width: int, members: Sequence[Trial] | None = None) -> Text:
+    """Return trials as a table: two lines each, figures and knobs.
+
+    Args:
+        report: Where they are from.
+        width: Columns to keep to; figures that matter less are left out if need be.
+        members: At least one trial; those of the Pareto set if not given.
+    """
+    members = report.pareto if members is None else members
+    names: dict[int, list[str]] = {}
+    for name, number in report.picks().items():
+        names.setdefault(number, []).append(name)
+    rows = [table_row(item, report.gain(item)) for item in members]
+    widths = _fit(
+        {key: max(len(row[key]) for row in [*rows, {key: key}]) for key in rows[0]}, width
+    )
+    text = Text()
+    text.append(_line({key: key for key in widths}, widths) + "\n", style="bold")
+    for item, row in zip(members, rows, strict=True):
+        text.append(_line(row, widths) + "\n", style="cyan" if item.number in names else "")
+        tags = f"[{', '.join(names[item.number])}] " if item.number in names else ""
+        edge = " (on the edge of memory)" if item.on_the_edge else ""
+        text.append(_wrap(f"{tags}{settings(item.changed)}{edge}", width, indent=7) + "\n")
+    return text
+
+
+def _parts(report: Report, width: int, *, plot: bool, verbose: bool) -> list[Text]:
+    parts = [_heading(report, width)]
+    if report.trials:
+        parts += [Text(_wrap(_baseline(report), width)), *_recommendation(report, width)]
+        parts.append(Text(_wrap(_counts(report.trials), width)))
+    else:
+        parts.append(Text("No trial has ended: there is nothing to report yet."))
+    if plot:
+        drawing = scatter(
+            report.trials,
+            pareto=report.pareto_numbers,
+            baseline=report.baseline_number,
+            budget_bytes=report.budget_bytes,
+            width=min(width, 90),
+        )
+        parts += [Text(drawing)] if drawing else []
+    parts += [_bullets("Warnings", report.warnings, width, "yellow")] if report.warnings else []
+    parts += [_bullets("Notices", report.notices, width, "")] if report.notices else []
+    left_out = [*report.inactive_knobs, *report.removed_values]
+    if left_out and verbose:
+        reasons = [f"{name}: {reason}" for name, reason in left_out]
+        parts.append(_bullets("Not searched", reasons, width, "dim"))
+    elif left_out:
+        listed = ", ".join(name for name, _ in left_out)
+        parts.append(Text(_wrap(f"Not searched: {listed}.", width), style="dim"))
+    for part in parts:
+        part.rstrip()
+        part.append("\n")
+    return parts
+
+
+def _heading(report: Report, width: int) -> Text:
+    where = f", {report.device['label']}" if report.device.get("label") else ""
+    text = Text(_wrap(f"{report.model} ({report.trainer}) on {report.dataset}{where}", width))
+    text.stylize("bold")
+    state = "finished" if report.finished else "not finished"
+    if report.interrupted:
+        state = "interrupted; this is the report so far"
+    trials = f"{len(report.trials)} trial{'' if len(report.trials) == 1 else 's'}"
+    facts = [
+        f"{trials} in {format_duration(report.wall_time_s)}"
+        f" ({format_duration(report.probe_work_s)} of loading and training in probes)",
+        state,
+        f"global batch {report.global_batch}",
+    ]
+    if report.budget_bytes is not None:
+        source = f" ({report.budget_source})" if report.budget_source else ""
+        facts.append(f"budget {format_gib(report.budget_bytes)}{source}")
+    if report.min_coverage:
+        facts.append(f"at least {report.min_coverage:.1%} of the loss tokens")
+    if report.weights:
+        facts.append(f"{report.weights} weights")
+    return text.append("\n" + _wrap("; ".join(facts) + ".", width), style="not bold")
+
+
+def _baseline(report: Report) -> str:
+    trial = report.baseline
+    if trial is None:
+        return "The baseline has not been run, so no gain can be stated."
+    if trial.measurement is None or trial.outcome is not Outcome.OK:
+        why = trial.skipped_because or ending(trial)
+        verb = "does not fit" if trial.outcome.value.endswith("_oom") else "did not run"
+        return f"The baseline {verb} ({why}), so no gain over it can be stated."
+    over = [f"{name} by {value:.1%}" for name, value in trial.violations.items() if value > 0]
+    limits = f"; it is over a limit ({', '.join(over)})" if over else ""
+    return (
+        f"The baseline, trial {trial.number}, is {trial.source} at"
+        f" {rate(trial.tokens_per_s)} tokens/s and a peak of"
+        f" {format_gib(trial.peak_bytes)}{limits}."
+    )
+
+
+def _recommendation(report: Report, width: int) -> list[Text]:
+    members = report.pareto
+    if not members:
+        error = nothing_fits(report.trials, report.budget_bytes)
+        message = f"{error.message[:1].upper()}{error.message[1:]} {error.hint}"
+        return [Text(_wrap(message, width), style="bold red")]
+    title = f"Pareto set: {len(members)} of {len(report.trials)} trials, leanest first"
+    legend = Text(_wrap(LEGEND, width), style="dim")
+    parts = [_titled(title, pareto_table(report, width)).append_text(legend)]
+    if any(item.changes for item in members):
+        same = report.same_training()
+        numbers = ", ".join(str(item.number) for item in same)
+        if not same:
+            text = "No feasible trial trains the same as the baseline."
+            parts.append(Text(_wrap(text, width)))
+        elif {item.number for item in same} <= set(report.pareto_numbers):
+            text = f"Pareto set of those that train the same as the baseline: {numbers}."
+            parts.append(Text(_wrap(text, width)))
+        else:
+            title = "Pareto set of those that train the same as the baseline"
+            parts.append(_titled(title, pareto_table(report, width, same)))
+    return parts
+
+
+def _titled(title: str, table: Text) -> Text:
+    return Text().append(title + "\n", style="bold").append_text(table)
+
+
+def _counts(trials: Sequence[Trial]) -> str:
+    texts = []
+    for outcome in Outcome:
+        ended = [item for item in trials if item.outcome is outcome]
+        if not ended:
+            continue
+        over = sum(outcome is Outcome.OK and not item.feasible for item in ended)
+        implied = sum(item.skipped_because is not None for item in ended)
+        notes = [f"{over} over a limit"] if over else []
+        notes += [f"{implied} not run"] if implied else []
+        aside = f" ({', '.join(notes)})" if notes else ""
+        texts.append(f"{outcome.value} {len(ended)}{aside}")
+    return f"Outcomes: {', '.join(texts)}."
+
+
+def _bullets(title: str, lines: Sequence[str], width: int, style: str) -> Text:
+    text = Text(f"{title}:", style=f"bold {style}".strip())
+    for line in lines:
+        text.append("\n" + _wrap(f"- {line}", width, hang=2), style=f"not bold {style}".strip())
+    return text
+
+
+def _fit(widths: dict[str, int], width: int) -> dict[str, int]:
+    for name in DISPENSABLE:
+        if sum(widths.values()) + GAP * (len(widths) - 1) > width:
+            widths = {key: value for key, value in widths.items() if key != name}
+    return widths
+
+
+def _line(row: dict[str, str], widths: dict[str, int]) -> str:
+    cells = [f"{row[key]:>{size}}" for key, size in widths.items()]
+    return (" " * GAP).join(cells)
+
+
+def _wrap(text: str, width: int, *, indent: int = 0, hang: int = 0) -> str:
+    return textwrap.fill(
+        text,
+        max(width, 20),
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + hang),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

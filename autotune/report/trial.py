@@ -1,0 +1,231 @@
+"""The record of one candidate: what was set, how its probes ended, what they measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from autotune.objectives import Objective
+from autotune.probe import trl_yaml
+from autotune.probe.result import Interval, Measurement, MemoryPeak, Outcome, ProbeResult
+
+NUM_CONFIRMED_PROBES = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """One candidate of a search, with every probe of it.
+
+    Attributes:
+        number: Its number; the baseline is 0.
+        candidate: One value per active knob.
+        changed: The knobs whose value differs from the baseline's.
+        changes: What its training differs in from the baseline's: ``tokens``, ``method``; empty
+            if it is the same training within rounding.
+        config: The configuration, as the ``trl`` command line reads it.
+        coverage: Share (0 to 1) of the data's tokens with loss that it trains on.
+        outcome: How it ended, over all its probes.
+        results: The first probe, its repeats, then its confirmations.
+        feasible: Whether it is ``ok`` and within every limit.
+        violations: Per constraint, how far it is over the limit; positive is over.
+        source: ``measured`` on real hardware, or ``predicted``.
+        skipped_because: Why no probe was run, such as ``out of memory is implied by trial 12``;
+            None if one was.
+        digest: Digest of the candidate.
+        facts: What the report knows beside it, for the header of an export; not part of the
+            JSON, and bound by :meth:`autotune.report.model.Report.pick`.
+    """
+
+    number: int
+    candidate: Mapping[str, Any]
+    config: Mapping[str, Any]
+    outcome: Outcome
+    changed: Mapping[str, Any] = field(default_factory=dict)
+    changes: tuple[str, ...] = ()
+    coverage: float = 1.0
+    results: tuple[ProbeResult, ...] = ()
+    feasible: bool = False
+    violations: Mapping[str, float] = field(default_factory=dict)
+    source: str = "measured"
+    skipped_because: str | None = None
+    digest: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def measurements(self) -> tuple[Measurement, ...]:
+        """Return the measurements of all probes that finished."""
+        found = [item.measurement for item in self.results if item.outcome is Outcome.OK]
+        return tuple(item for item in found if item is not None)
+
+    @property
+    def measurement(self) -> Measurement | None:
+        """Return all finished probes as one: steps pooled, peaks the greatest of each phase."""
+        return combine(self.measurements) if self.measurements else None
+
+    @property
+    def num_probes(self) -> int:
+        """Return how many probes were run."""
+        return len(self.results)
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether at least two probes finished."""
+        return len(self.measurements) >= NUM_CONFIRMED_PROBES
+
+    @property
+    def on_the_edge(self) -> bool:
+        """Whether the allocator had to free its cache to go on: a little more would not fit."""
+        return any(item.num_alloc_retries > 0 for item in self.measurements)
+
+    @property
+    def tokens_per_s(self) -> Interval | None:
+        """Return trained tokens per second over the steps of all finished probes."""
+        pooled = self.measurement
+        return pooled.tokens_per_s if pooled and pooled.steps else None
+
+    @property
+    def samples_per_s(self) -> Interval | None:
+        """Return rows of the original data per second over the steps of all finished probes."""
+        pooled = self.measurement
+        return pooled.samples_per_s if pooled and pooled.steps else None
+
+    @property
+    def peak_interval(self) -> Interval | None:
+        """Return least, median and greatest of the probes' peaks, in bytes."""
+        peaks = [item.peak_bytes for item in self.measurements if _has_peak(item)]
+        if not peaks:
+            return None
+        return Interval(median=statistics.median(peaks), low=min(peaks), high=max(peaks))
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """Return the greatest of the probes' peaks, which decides whether it fits, in bytes."""
+        interval = self.peak_interval
+        return None if interval is None else int(interval.high)
+
+    def interval(self, objective: Objective) -> Interval:
+        """Return an objective's value with its spread, over all finished probes.
+
+        Raises:
+            ValueError: If no probe finished, or the objective has no value.
+        """
+        pooled = self.measurement
+        if pooled is None:
+            raise ValueError(f"trial {self.number} has no measurement")
+        if objective.per == "step":
+            return objective.read(pooled)
+        values = [objective.read(item).median for item in self.measurements]
+        return Interval(median=statistics.median(values), low=min(values), high=max(values))
+
+    def header(self) -> dict[str, Any]:
+        """Return the facts for the comment at the top of an exported configuration."""
+        rate = self.tokens_per_s
+        pooled = self.measurement
+        peak = self.peak_bytes
+        own: dict[str, Any] = {
+            "trial": self.number,
+            "source": self.source,
+            "outcome": self.outcome.value,
+            "feasible": self.feasible,
+            "num_probes": len(self.measurements),
+            "on_the_edge": self.on_the_edge,
+            "coverage": self.coverage,
+            "changed": dict(self.changed),
+            "changes": list(self.changes),
+        }
+        if rate is not None:
+            own["tokens_per_s"] = {"median": rate.median, "low": rate.low, "high": rate.high}
+        if pooled is not None and peak is not None:
+            own |= {
+                "peak_bytes": peak,
+                "peak_of": memory_name(pooled.device_kind),
+                "peak_phase": pooled.peak_phase,
+            }
+        return {**self.facts, **own}
+
+    def export(self, path: str | Path) -> Path:
+        """Write the configuration as the YAML that ``trl`` reads, and return the path."""
+        target = Path(path)
+        text = trl_yaml.render(self.config, self.header(), file_name=target.name)
+        trl_yaml.write_text(target, text)
+        return target
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        data = {
+            item.name: getattr(self, item.name) for item in fields(self) if item.name != "facts"
+        }
+        data |= {name: dict(data[name]) for name in _MAPPINGS}
+        data["changes"] = list(self.changes)
+        data["outcome"] = self.outcome.value
+        data["results"] = [item.to_dict() for item in self.results]
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Trial:
+        """Return the record that :meth:`to_dict` wrote."""
+        values = dict(data)
+        values["outcome"] = Outcome(values["outcome"])
+        values["changes"] = tuple(values["changes"])
+        values["results"] = tuple(ProbeResult.from_dict(item) for item in values["results"])
+        return cls(**values)
+
+
+_MAPPINGS = ("candidate", "config", "changed", "violations")
+
+
+def memory_name(device_kind: str) -> str:
+    """Return what the peak of a device kind is a peak of, in words."""
+    return "resident size of the process" if device_kind == "cpu" else "device memory in use"
+
+
+def combine(measurements: Sequence[Measurement]) -> Measurement:
+    """Return several measurements of one candidate as one.
+
+    Steps are pooled; of each phase and field the greatest peak is kept, so that the whole never
+    claims less memory than any of its parts used.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if not measurements:
+        raise ValueError("no measurement to combine")
+    first = measurements[0]
+    if len(measurements) == 1:
+        return first
+    names = dict.fromkeys(name for item in measurements for name in item.phases)
+    batches = [item.worst_batch for item in measurements if item.worst_batch is not None]
+    return replace(
+        first,
+        steps=tuple(step for item in measurements for step in item.steps),
+        warmup_steps=tuple(step for item in measurements for step in item.warmup_steps),
+        phases={
+            name: _greatest([item.phases[name] for item in measurements if name in item.phases])
+            for name in names
+        },
+        worst_batch=max(batches, key=lambda batch: batch[0] * batch[1], default=None),
+        num_alloc_retries=max(item.num_alloc_retries for item in measurements),
+        device_used_by_others_bytes=_known_max(
+            [item.device_used_by_others_bytes for item in measurements]
+        ),
+    )
+
+
+def _greatest(peaks: Sequence[MemoryPeak]) -> MemoryPeak:
+    return MemoryPeak(
+        **{
+            item.name: _known_max([getattr(peak, item.name) for peak in peaks])
+            for item in fields(MemoryPeak)
+        }
+    )
+
+
+def _known_max(values: Sequence[int | None]) -> int | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _has_peak(measurement: Measurement) -> bool:
+    return any(measurement.fit_bytes(peak) is not None for peak in measurement.phases.values())

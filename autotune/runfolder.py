@@ -1,0 +1,193 @@
+"""The folder of one search: what is in it, who may write to it, what makes two searches the same.
+
+Every file is written to a temporary name and renamed, or appended line by line, so that the
+folder can be read after any crash, kill or full disk.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import JournalError, StudyMismatchError, UsageError
+from autotune.probe import journal
+
+SCHEMA = 1
+
+
+class RunFolder:
+    """Paths and records of one search.
+
+    Args:
+        path: The folder; need not exist.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser().resolve()
+        self._lock: int | None = None
+
+    @property
+    def run_file(self) -> Path:
+        """Return the file that says what is searched."""
+        return self.path / "run.json"
+
+    @property
+    def study_file(self) -> Path:
+        """Return Optuna's journal."""
+        return self.path / "study.journal"
+
+    @property
+    def journal_file(self) -> Path:
+        """Return the trials, one JSON line each."""
+        return self.path / "probes.jsonl"
+
+    @property
+    def report_file(self) -> Path:
+        """Return the report, current after each probe."""
+        return self.path / "report.json"
+
+    @property
+    def configs(self) -> Path:
+        """Return the folder of exported configurations."""
+        return self.path / "configs"
+
+    @property
+    def work(self) -> Path:
+        """Return the folder of tokenised rows and worker logs, which can be made again."""
+        return self.path / "work"
+
+    def probe_folder(self, probe_id: str) -> Path:
+        """Return the folder of one probe."""
+        return self.path / "probes" / probe_id
+
+    def start(self, *, resume: bool) -> None:
+        """Create the folder, or check that it holds a search to go on with; lock it.
+
+        Raises:
+            UsageError: If it holds a search and ``resume`` is false, holds none and it is true,
+                or is in use.
+            JournalError: If it cannot be written.
+        """
+        if self.run_file.exists() and not resume:
+            raise UsageError(
+                f"the run folder {self.path} holds a search already.",
+                hint="Continue it with --resume, or choose another --run-dir.",
+            )
+        if resume and not self.run_file.exists():
+            raise UsageError(
+                f"there is no search to resume in {self.path}.",
+                hint="Leave --resume away to start one there.",
+            )
+        if not resume and self.path.is_dir() and any(self.path.iterdir()):
+            # A search that ended before its first record leaves only its own scratch behind.
+            strangers = {item.name for item in self.path.iterdir()} - {"work", ".lock"}
+            if strangers:
+                raise UsageError(
+                    f"the folder {self.path} is not empty and holds no search.",
+                    hint="Choose another --run-dir; nothing there was touched.",
+                )
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.work.mkdir(exist_ok=True)
+            self._take_lock()
+        except OSError as error:
+            raise JournalError(
+                f"the run folder {self.path} cannot be written: {error.strerror or error}.",
+                hint="Choose another --run-dir, or free space.",
+            ) from error
+
+    def _take_lock(self) -> None:
+        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise UsageError(
+                f"another search is writing to {self.path}.",
+                hint="Wait for it, or choose another --run-dir.",
+            ) from None
+        self._lock = descriptor
+
+    def release(self) -> None:
+        """Give up the lock; safe to call twice."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def write_run(self, identity: Mapping[str, Any], details: Mapping[str, Any]) -> None:
+        """Record what is searched."""
+        self.write_json(self.run_file, {"schema": SCHEMA, "identity": dict(identity), **details})
+
+    def read_run(self) -> dict[str, Any]:
+        """Return what :meth:`write_run` recorded.
+
+        Raises:
+            JournalError: If it cannot be read or is of a newer schema.
+        """
+        try:
+            data = json.loads(self.run_file.read_text())
+            schema = int(data["schema"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise JournalError(
+                f"{self.run_file} cannot be read: {error}.",
+                hint="Start a new search in another --run-dir; results stay under probes/.",
+            ) from error
+        if schema > SCHEMA:
+            raise JournalError(f"{self.run_file} was written by a newer version.", hint="Update.")
+        return data  # type: ignore[no-any-return]
+
+    def check_identity(self, identity: Mapping[str, Any]) -> None:
+        """Check that a resumed search asks for the same thing.
+
+        Raises:
+            StudyMismatchError: Naming what differs.
+        """
+        known = self.read_run()["identity"]
+        wanted = json.loads(json.dumps(dict(identity)))
+        different = sorted(key for key in {*known, *wanted} if known.get(key) != wanted.get(key))
+        if different:
+            named = "; ".join(
+                f"{key}: {known.get(key)!r} there, {wanted.get(key)!r} now" for key in different
+            )
+            raise StudyMismatchError(
+                f"the run folder {self.path} belongs to another search ({named}).",
+                hint="Use the same settings as before, or another --run-dir.",
+            )
+
+    def append(self, kind: str, value: Mapping[str, Any]) -> None:
+        """Add a record to the journal."""
+        journal.append(self.journal_file, kind, value)
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the journal's records."""
+        return journal.read(self.journal_file)
+
+    def write_json(self, path: Path, value: object) -> None:
+        """Write JSON so that ``path`` holds either the old or the whole new text.
+
+        Raises:
+            JournalError: If it cannot be written, such as on a full disk.
+        """
+        temporary = path.with_name(f".{path.name}.tmp")
+        try:
+            with temporary.open("w") as file:
+                json.dump(value, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise JournalError(
+                f"{path.name} cannot be written: {error.strerror or error}.",
+                hint="Free space on the disk and continue with --resume; finished probes are "
+                "kept.",
+            ) from error
+
+    def clear_work(self) -> None:
+        """Delete what can be made again: tokenised rows, caches."""
+        shutil.rmtree(self.work, ignore_errors=True)

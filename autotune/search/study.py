@@ -1,0 +1,213 @@
+"""The only importer of Optuna: ask for a candidate, tell what became of it.
+
+The table of outcomes: an ``ok`` trial is COMPLETE with its values and every constraint; a verdict
+against the candidate is PRUNED with one constraint, named after the outcome, violated; ``crashed``
+and ``lost`` say nothing about it and are FAIL. Values are never invented.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import optuna
+from optuna.trial import TrialState
+
+from autotune.errors import JournalError, PrerequisiteError, StudyMismatchError
+from autotune.probe.result import Outcome
+from autotune.search import samplers
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+Value = Any
+Draw = Callable[[Callable[[str, Sequence[Value], bool], Value]], dict[str, Value]]
+
+_REFUSALS = tuple(
+    outcome.value for outcome in Outcome if outcome.is_verdict and outcome is not Outcome.OK
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """A candidate that Optuna asked for.
+
+    Attributes:
+        candidate: Knob name to value.
+        handle: Optuna's trial, to be told.
+    """
+
+    candidate: dict[str, Value]
+    handle: optuna.trial.Trial
+
+
+class Study:
+    """An Optuna study of one search.
+
+    Args:
+        draw: Makes a candidate by calling back for each knob's value; see ``ResolvedSpace.draw``.
+        directions: ``minimize`` or ``maximize`` per objective.
+        storage: Path of a journal file, or an Optuna storage URL.
+        name: Study name; the same name on the same storage is one study, shared by all hosts.
+        sampler: Resolved sampler name.
+        seed: Seed of the sampler's own generator.
+        num_trials: Trials planned; None if only time limits the search.
+        identity: What makes two searches the same; checked when the study exists already.
+        owner: Names this run among several that share a study.
+    """
+
+    def __init__(
+        self,
+        draw: Draw,
+        *,
+        directions: Sequence[Literal["minimize", "maximize"]],
+        storage: str,
+        name: str,
+        sampler: str,
+        seed: int,
+        num_trials: int | None,
+        identity: Mapping[str, Any],
+        owner: str,
+    ) -> None:
+        self._draw = draw
+        self._owner = owner
+        self._study = optuna.create_study(
+            storage=_open_storage(storage),
+            study_name=name,
+            directions=list(directions),
+            sampler=samplers.build(sampler, seed=seed, num_trials=num_trials),
+            load_if_exists=True,
+        )
+        self._check_identity(identity)
+
+    def _check_identity(self, identity: Mapping[str, Any]) -> None:
+        known = self._study.user_attrs.get("identity")
+        if known is None:
+            self._study.set_user_attr("identity", dict(identity))
+            return
+        different = sorted(key for key in identity if identity[key] != known.get(key))
+        if different:
+            raise StudyMismatchError(
+                f"the study {self._study.study_name!r} belongs to another search: "
+                f"{', '.join(different)} differ.",
+                hint="Use another --study or --run-dir.",
+            )
+
+    def close_abandoned(self) -> int:
+        """Mark trials that this run left running (a kill, a crash) as failed; return how many."""
+        abandoned = [
+            trial
+            for trial in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+            if trial.user_attrs.get("owner") == self._owner
+        ]
+        for trial in abandoned:
+            self._study.tell(trial.number, state=TrialState.FAIL)
+        return len(abandoned)
+
+    def enqueue(self, candidate: Mapping[str, Value]) -> bool:
+        """Make the next :meth:`ask` propose ``candidate``; False if the space cannot draw it."""
+        params: dict[str, Value] = {}
+
+        def replay(name: str, values: Sequence[Value], ordered: bool) -> Value:
+            value = candidate[name.partition("@")[0]]
+            index = list(values).index(value)
+            params[name] = index if ordered else value
+            return value
+
+        try:
+            drawn = self._draw(replay)
+        except (KeyError, ValueError):
+            return False
+        if drawn != dict(candidate):
+            return False
+        self._study.enqueue_trial(params)
+        return True
+
+    def ask(self) -> Proposal:
+        """Return the next candidate."""
+        trial = self._study.ask()
+        trial.set_user_attr("owner", self._owner)
+        candidate = self._draw(lambda *question: _suggest(trial, *question))
+        trial.set_user_attr("candidate", json.dumps(candidate))
+        return Proposal(candidate=candidate, handle=trial)
+
+    def tell_ok(
+        self,
+        proposal: Proposal,
+        values: Sequence[float],
+        constraints: Mapping[str, float],
+        attributes: Mapping[str, Any],
+    ) -> None:
+        """Tell a finished candidate's objective values and constraints (positive: violated)."""
+        for name, violation in constraints.items():
+            proposal.handle.set_constraint(name, violation)
+        for name in _REFUSALS:
+            proposal.handle.set_constraint(name, 0.0)
+        self._attributes(proposal, {"outcome": Outcome.OK.value, **attributes})
+        self._study.tell(proposal.handle, list(values))
+
+    def tell_refused(
+        self, proposal: Proposal, outcome: Outcome, attributes: Mapping[str, Any]
+    ) -> None:
+        """Tell a verdict against the candidate, or that nothing was learnt about it."""
+        self._attributes(proposal, {"outcome": outcome.value, **attributes})
+        if outcome.is_verdict:
+            proposal.handle.set_constraint(outcome.value, 1.0)
+            self._study.tell(proposal.handle, state=TrialState.PRUNED)
+        else:
+            self._study.tell(proposal.handle, state=TrialState.FAIL)
+
+    def tell_known(self, proposal: Proposal, number: int) -> None:
+        """Tell that this candidate is trial ``number`` again and was not probed.
+
+        FAIL, which samplers do not see: a second copy of a result would make it look twice as
+        certain.
+        """
+        self._attributes(proposal, {"same_as": number})
+        self._study.tell(proposal.handle, state=TrialState.FAIL)
+
+    def known_elsewhere(self) -> set[str]:
+        """Return the digests of candidates that other runs of a shared study have probed."""
+        return {
+            str(trial.user_attrs["digest"])
+            for trial in self._study.get_trials(deepcopy=False)
+            if "digest" in trial.user_attrs and trial.user_attrs.get("owner") != self._owner
+        }
+
+    def mark_digest(self, proposal: Proposal, digest: str) -> None:
+        """Note the candidate's digest as soon as its probe starts, for runs beside this one."""
+        proposal.handle.set_user_attr("digest", digest)
+
+    def _attributes(self, proposal: Proposal, attributes: Mapping[str, Any]) -> None:
+        for name, value in attributes.items():
+            proposal.handle.set_user_attr(name, value)
+
+
+def _suggest(
+    trial: optuna.trial.Trial, name: str, values: Sequence[Value], ordered: bool
+) -> Value:
+    """Return Optuna's choice among ``values``; by index where their order means something."""
+    if ordered:
+        return values[trial.suggest_int(name, 0, len(values) - 1)]
+    return trial.suggest_categorical(name, list(values))
+
+
+def _open_storage(storage: str) -> optuna.storages.BaseStorage:
+    from optuna.storages.journal import JournalFileBackend, JournalStorage
+
+    try:
+        if "://" in storage:
+            return optuna.storages.get_storage(storage)
+        Path(storage).parent.mkdir(parents=True, exist_ok=True)
+        return JournalStorage(JournalFileBackend(storage))
+    except OSError as error:
+        raise JournalError(
+            f"the study {storage!r} cannot be opened: {error.strerror or error}."
+        ) from error
+    except Exception as error:
+        raise PrerequisiteError(
+            f"the study storage {storage!r} cannot be opened: {error}",
+            hint="Give a file path, or an Optuna URL such as sqlite:///study.db.",
+        ) from error

@@ -1,0 +1,195 @@
+"""One knob: a setting that may vary, with everything the search must know about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from autotune.errors import SpaceError
+from autotune.registry import Registry
+from autotune.space.context import Context
+from autotune.space.domains import Domain, Quantiles, Value
+
+Candidate: TypeAlias = Mapping[str, Value]
+Change: TypeAlias = Literal["nothing", "tokens", "method"]
+
+_CHANGES = ("nothing", "tokens", "method")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """One setting that may vary: its values, when it applies, what it writes.
+
+    The rules (``active_if``, ``refuse``, ``no_effect``) see a candidate that holds only the knobs
+    named in ``depends_on``, and of those only the ones that are in the space and active. A rule
+    must therefore read with a default: TRL's own.
+
+    Attributes:
+        name: Name in YAML files, pins and reports.
+        baseline: The value that changes nothing; TRL's default.
+        changes: What differs in what is learnt: ``nothing``, ``tokens`` or ``method``; one for
+            all values, or one per value (those not named are ``method``).
+        help: One or two sentences for a person who decides whether to vary it.
+        domain: Values that are searched; None to derive them with ``default_values``.
+        accepts: Values that a user may ask for; ``domain`` if None.
+        keys: TRL keys that belong to the knob, dotted for nested ones: those it writes, and those
+            that would silently override it. A space may not fix them. ``(name,)`` if empty.
+        trainers: Trainers it exists for.
+        depends_on: Knobs that its rules look at; they are drawn first.
+        always: Whether it is part of every space, at its baseline where the space is silent.
+        default_values: Values derived from the context, given the quantiles asked for.
+        write: TRL keys for a value; ``{name: value}`` if None.
+        active_if: Reason why the knob does not apply; None if it applies.
+        refuse: Reason why a value would fail or mislead; None if it is legal.
+        no_effect: Reason why a value is accepted and ignored. It is not searched; a user who
+            pins it is told.
+        effective: The value that has the same effect; equal effective values are one candidate.
+        trains_as: What the value means for what is trained; called with None where the knob is
+            inactive. ``effective`` if None.
+        memory_at_least: Whether the first value needs at least as much device memory as the
+            second, all else equal; None if that is never certain. Gets the candidate with the
+            first value.
+        ignored_when_inactive: Whether a pin on an inactive knob is harmless rather than refused.
+        pin_needs_active: Whether a pin rules out whatever makes the knob inactive.
+    """
+
+    name: str
+    baseline: Value
+    changes: Change | Mapping[Value, Change]
+    help: str
+    domain: Domain | None = None
+    accepts: Domain | None = None
+    keys: tuple[str, ...] = ()
+    trainers: tuple[str, ...] = ("sft",)
+    depends_on: tuple[str, ...] = ()
+    always: bool = False
+    default_values: Callable[[Context, Quantiles | None], tuple[Value, ...]] | None = None
+    write: Callable[[Value, Candidate, Context], dict[str, Any]] | None = None
+    active_if: Callable[[Candidate, Context], str | None] | None = None
+    refuse: Callable[[Value, Candidate, Context], str | None] | None = None
+    no_effect: Callable[[Value, Candidate, Context], str | None] | None = None
+    effective: Callable[[Value, Candidate, Context], Value] | None = None
+    trains_as: Callable[[Value, Candidate, Context], Value] | None = None
+    memory_at_least: Callable[[Value, Value, Candidate, Context], bool] | None = None
+    ignored_when_inactive: bool = False
+    pin_needs_active: bool = False
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", self.name):
+            raise SpaceError(f"{self.name!r} is not a name for a knob; write it like lora_r.")
+        changes = [self.changes] if isinstance(self.changes, str) else list(self.changes.values())
+        for change in changes:
+            if change not in _CHANGES:
+                raise SpaceError(
+                    f"the knob {self.name!r} must change one of {', '.join(_CHANGES)},"
+                    f" not {change!r}."
+                )
+        if self.domain is None and self.default_values is None:
+            raise SpaceError(f"the knob {self.name!r} needs a domain or default_values.")
+        if self.domain is None and self.accepts is None:
+            raise SpaceError(f"the knob {self.name!r} derives its values, so it needs accepts.")
+        if self.domain is not None and self.accepts is not None:
+            self.check_domain(self.domain)
+        if isinstance(self.domain, Quantiles) and self.default_values is None:
+            raise SpaceError(f"the knob {self.name!r} has no quantiles.")
+        if self.accepts is None:
+            # Kept when a space narrows the domain: a pin may still name any of these.
+            object.__setattr__(self, "accepts", self.domain)
+        if not self.keys:
+            object.__setattr__(self, "keys", (self.name,))
+
+    @property
+    def accepted(self) -> Domain:
+        """Return all values that a user may ask for."""
+        assert self.accepts is not None  # set in __post_init__
+        return self.accepts
+
+    @property
+    def ordered(self) -> bool:
+        """Whether a larger value means more of the same thing."""
+        return self.accepted.ordered
+
+    def check_domain(self, domain: Domain) -> None:
+        """Check that every value of ``domain`` is one that the knob can take.
+
+        Raises:
+            SpaceError: If one is not, or if the knob has no quantiles.
+        """
+        if isinstance(domain, Quantiles):
+            if self.default_values is None:
+                raise SpaceError(f"the knob {self.name!r} has no quantiles.")
+            return
+        for value in domain.values:
+            self.parse(value)
+
+    def parse(self, raw: object) -> Value:
+        """Return the value that ``raw``, from YAML or a command line, stands for.
+
+        Raises:
+            SpaceError: If the knob cannot take it; the message names what it can take.
+        """
+        try:
+            return self.accepted.coerce(raw)
+        except SpaceError as error:
+            message = f"the knob {self.name!r} cannot be {raw!r}: {error.message}"
+            raise SpaceError(message, hint=error.hint) from None
+
+    def values(self, context: Context) -> tuple[Value, ...]:
+        """Return the values that are searched, before any rule is applied."""
+        if self.domain is not None and not isinstance(self.domain, Quantiles):
+            values = self.domain.values
+        else:
+            assert self.default_values is not None  # checked in __post_init__
+            values = self.default_values(context, self.domain)
+        numbers = [v for v in values if isinstance(v, int | float)]
+        return tuple(sorted(numbers)) if self.ordered else values
+
+    def change(self, value: Value) -> Change:
+        """Return what differs in what is learnt when the knob takes ``value``."""
+        if isinstance(self.changes, str):
+            return self.changes
+        return self.changes.get(value, "method")
+
+    def written(self, value: Value, candidate: Candidate, context: Context) -> dict[str, Any]:
+        """Return the TRL keys for ``value``."""
+        if self.write is None:
+            return {self.name: value}
+        return self.write(value, candidate, context)
+
+    def effect(self, value: Value, candidate: Candidate, context: Context) -> Value:
+        """Return the value that has the same effect as ``value``."""
+        return self.effective(value, candidate, context) if self.effective else value
+
+    def meaning(self, candidate: Candidate, context: Context) -> Value:
+        """Return what the candidate's value means for what is trained."""
+        value = candidate.get(self.name)
+        if self.trains_as is not None:
+            return self.trains_as(value, candidate, context)
+        return self.effect(value, candidate, context) if self.name in candidate else None
+
+
+def at_least(larger: Value, smaller: Value, candidate: Candidate, context: Context) -> bool:
+    """Compare numbers: for knobs where more of the value never needs less memory."""
+    if not isinstance(larger, int | float) or not isinstance(smaller, int | float):
+        return False
+    return larger >= smaller
+
+
+registry: Registry[Knob] = Registry(
+    "knob",
+    group="autotune.knobs",
+    builtin=(
+        "autotune.space.knobs.kernels",
+        "autotune.space.knobs.batching",
+        "autotune.space.knobs.precision",
+        "autotune.space.knobs.memory",
+    ),
+)
+
+
+def add(knob: Knob) -> Knob:
+    """Register ``knob`` under its own name and return it."""
+    registry.register(knob.name, knob)
+    return knob

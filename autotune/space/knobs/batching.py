@@ -1,0 +1,274 @@
+"""Knobs that decide how rows become batches: layout, length, padding and micro-batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from autotune.space.context import Context
+from autotune.space.domains import Choice, IntRange, PowerOfTwo, Quantiles, Value
+from autotune.space.knob import Candidate, Knob, add, at_least
+from autotune.space.lengths import round_up_useful
+
+TRL_MAX_LENGTH = 1024
+TRL_BATCH_SIZE = 8
+
+# Told apart by position_ids alone, documents of these models attend to each other: their masks
+# come from the attention mask (ALiBi or learned positions), which a flattened batch lacks.
+# Measured in TRL 1.16: log-probabilities differ by 2.2 (bloom) and 2.3 (opt) from a padded batch,
+# without a warning. mpt builds its ALiBi mask the same way as bloom.
+MIXES_DOCUMENTS = frozenset({"opt", "bloom", "mpt"})
+
+_FLATTENED = ("padding_free", "bfd", "bfd_split")
+_TRUNCATED = ("padded", "bfd")
+_LAYOUTS: dict[str, dict[str, Any]] = {
+    "padded": {"packing": False, "padding_free": False},
+    "padding_free": {"packing": False, "padding_free": True, "max_length": None},
+    # bfd and bfd_split make TRL's collator flatten the batch whatever padding_free says.
+    "bfd": {"packing": True, "packing_strategy": "bfd", "padding_free": True},
+    "bfd_split": {"packing": True, "packing_strategy": "bfd_split", "padding_free": True},
+    "wrapped": {"packing": True, "packing_strategy": "wrapped", "padding_free": False},
+}
+
+
+def layout_of(candidate: Candidate) -> str:
+    """Return how the candidate lays out batches; TRL's ``padded`` if it does not say."""
+    return str(candidate.get("batching", "padded"))
+
+
+def share_of_tokens(candidate: Candidate, context: Context) -> float:
+    """Return the share (0 to 1) of the data's loss tokens that the candidate trains on.
+
+    Raises:
+        ValueError: If no coverage is known for so short a ``max_length``.
+    """
+    if layout_of(candidate) not in _TRUNCATED:
+        return 1.0
+    return context.data.coverage(int(candidate.get("max_length", TRL_MAX_LENGTH) or 0))
+
+
+def _refuse_batching(value: Value, candidate: Candidate, context: Context) -> str | None:
+    model, attention = context.model, str(candidate.get("attn_implementation", "sdpa"))
+    if value not in _FLATTENED:
+        return None
+    if model.model_type in MIXES_DOCUMENTS:
+        return (
+            f"documents in one flattened batch would attend to each other: {model.model_type}"
+            " does not build its attention mask from position_ids"
+        )
+    if model.keeps_documents_apart.get(attention) is False:
+        return (
+            "documents in one flattened batch would attend to each other: a test of this model"
+            f" with {attention} attention found it"
+        )
+    longest = context.data.longest
+    if value == "padding_free" and model.max_positions and longest > model.max_positions:
+        return (
+            "it cannot truncate, and the longest row has"
+            f" {longest} tokens where the model has {model.max_positions} positions"
+        )
+    return None
+
+
+def _batching_trains_as(value: Value, candidate: Candidate, context: Context) -> Value:
+    # The same rows in the same steps; max_length tells whether they are cut.
+    return "padded" if value == "padding_free" else value
+
+
+def _default_lengths(context: Context, quantiles: Quantiles | None) -> tuple[Value, ...]:
+    """Return useful lengths at the quantiles of the rows' lengths, and TRL's default."""
+    data, positions = context.data, context.model.max_positions
+    shares = (quantiles or Quantiles()).shares
+    lengths = {round_up_useful(data.quantile(share)) for share in shares}
+    if positions is not None:
+        lengths = {min(length, positions) for length in lengths}
+    longest = data.longest
+    # Above the longest row one length is as good as another, except as the size of a bin.
+    enough = {length for length in lengths if length >= longest}
+    lengths = {length for length in lengths if length < longest}
+    return tuple(sorted({*lengths, *sorted(enough)[:1], TRL_MAX_LENGTH}))
+
+
+def _length_inactive(candidate: Candidate, context: Context) -> str | None:
+    if layout_of(candidate) == "padding_free":
+        return "batching=padding_free needs max_length: null; TRL refuses any other value"
+    return None
+
+
+def _refuse_length(value: Value, candidate: Candidate, context: Context) -> str | None:
+    assert isinstance(value, int)
+    layout, data, positions = layout_of(candidate), context.data, context.model.max_positions
+    # Only wrapped rows have positions that run on across documents.
+    reach = value if layout == "wrapped" else min(value, data.longest)
+    if positions is not None and reach > positions:
+        return f"the model has {positions} positions only"
+    if layout not in _TRUNCATED:
+        return None
+    try:
+        coverage = data.coverage(value)
+    except ValueError as error:
+        return str(error)
+    if coverage < context.min_coverage:
+        return (
+            f"cutting rows at {value} tokens keeps {math.floor(coverage * 10_000) / 100:.2f}% of"
+            f" the loss tokens, less than the {context.min_coverage * 100:g}% asked for"
+        )
+    return None
+
+
+def _effective_length(value: Value, candidate: Candidate, context: Context) -> Value:
+    if layout_of(candidate) == "padded" and isinstance(value, int):
+        return min(value, context.data.longest)
+    return value  # packed: the size of a bin counts, even above the longest row
+
+
+def _length_trains_as(value: Value, candidate: Candidate, context: Context) -> Value:
+    if layout_of(candidate) == "padding_free":
+        return context.data.longest
+    return _effective_length(value, candidate, context)
+
+
+def _padding_inactive(candidate: Candidate, context: Context) -> str | None:
+    layout = layout_of(candidate)
+    return None if layout == "padded" else f"batching={layout} leaves next to nothing to pad"
+
+
+def _write_padding(value: Value, candidate: Candidate, context: Context) -> dict[str, Any]:
+    return {"pad_to_multiple_of": None if value == "none" else value}
+
+
+def _padding_at_least(
+    larger: Value, smaller: Value, candidate: Candidate, context: Context
+) -> bool:
+    # Not against "none": attention may copy an unaligned mask to align it.
+    if not isinstance(larger, int) or not isinstance(smaller, int):
+        return False
+    return larger % smaller == 0
+
+
+def accumulation_steps(micro_batch: int, context: Context) -> int:
+    """Return the micro-batches per optimizer step that keep the global batch."""
+    return context.global_batch // (micro_batch * context.num_processes)
+
+
+def _refuse_micro_batch(value: Value, candidate: Candidate, context: Context) -> str | None:
+    assert isinstance(value, int)
+    if context.global_batch % (value * context.num_processes):
+        processes = f" on {context.num_processes} devices" if context.num_processes > 1 else ""
+        return (
+            f"micro-batches of {value}{processes} do not add up to the global batch of"
+            f" {context.global_batch}"
+        )
+    return None
+
+
+def _write_micro_batch(value: Value, candidate: Candidate, context: Context) -> dict[str, Any]:
+    assert isinstance(value, int)
+    return {
+        "per_device_train_batch_size": value,
+        "gradient_accumulation_steps": accumulation_steps(value, context),
+    }
+
+
+def _micro_batch_at_least(
+    larger: Value, smaller: Value, candidate: Candidate, context: Context
+) -> bool:
+    if not isinstance(larger, int) or not isinstance(smaller, int) or larger < smaller:
+        return False
+    # With accumulation the gradients live on during the next micro-batch's forward pass. Without
+    # it they do not, so that a larger micro-batch may need less than a smaller one.
+    accumulates = accumulation_steps(larger, context) > 1
+    return accumulates or accumulation_steps(smaller, context) == 1
+
+
+BATCHING = add(
+    Knob(
+        name="batching",
+        baseline="padded",
+        changes="tokens",
+        help=(
+            "How rows form batches. padded: one row each, padded to the longest (TRL's default)."
+            " padding_free: rows end to end, no padding, nothing cut. bfd: rows packed whole into"
+            " bins of max_length, longer ones cut. bfd_split: the same, but longer rows go on in"
+            " another bin. wrapped: everything joined and cut every max_length tokens; documents"
+            " deliberately attend to each other."
+        ),
+        domain=Choice(tuple(_LAYOUTS)),
+        # Fixed elsewhere, these would undo or contradict the layout without a word.
+        keys=(
+            "packing",
+            "packing_strategy",
+            "padding_free",
+            "eval_packing",
+            "dataset_kwargs.skip_prepare_dataset",
+        ),
+        depends_on=("attn_implementation",),
+        write=lambda value, candidate, context: dict(_LAYOUTS[str(value)]),
+        refuse=_refuse_batching,
+        trains_as=_batching_trains_as,
+    )
+)
+
+MAX_LENGTH = add(
+    Knob(
+        name="max_length",
+        baseline=TRL_MAX_LENGTH,
+        changes="tokens",
+        help=(
+            "Longest row in tokens; longer ones are cut at their end. With packing, the size of a"
+            " bin. auto takes quantiles of the data's own lengths and TRL's default, 1024."
+        ),
+        accepts=IntRange(1, 1 << 24),
+        # Coverage is tabulated for keep_start, TRL's default.
+        keys=("max_length", "truncation_mode"),
+        depends_on=("batching",),
+        always=True,
+        default_values=_default_lengths,
+        active_if=_length_inactive,
+        refuse=_refuse_length,
+        effective=_effective_length,
+        trains_as=_length_trains_as,
+        memory_at_least=at_least,
+        pin_needs_active=True,
+    )
+)
+
+PAD_TO_MULTIPLE_OF = add(
+    Knob(
+        name="pad_to_multiple_of",
+        baseline="none",
+        changes="nothing",
+        help=(
+            "Pads each batch to a multiple of this many tokens: a little more padding, for fewer"
+            " different shapes (allocator) and aligned ones (tensor cores)."
+        ),
+        domain=Choice(("none", 8, 64, 128)),
+        depends_on=("batching",),
+        write=_write_padding,
+        active_if=_padding_inactive,
+        memory_at_least=_padding_at_least,
+    )
+)
+
+MICRO_BATCH = add(
+    Knob(
+        name="per_device_train_batch_size",
+        baseline=TRL_BATCH_SIZE,
+        changes="nothing",
+        help=(
+            "Rows per forward pass on each device. Gradient accumulation follows, so that the"
+            " global batch stays what was asked for."
+        ),
+        domain=PowerOfTwo(1, 64),
+        accepts=IntRange(1, 1 << 16),
+        keys=(
+            "per_device_train_batch_size",
+            "gradient_accumulation_steps",
+            "auto_find_batch_size",
+        ),
+        always=True,
+        write=_write_micro_batch,
+        refuse=_refuse_micro_batch,
+        memory_at_least=_micro_batch_at_least,
+    )
+)

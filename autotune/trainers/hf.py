@@ -1,0 +1,257 @@
+"""What all of TRL's trainers share: parsing, overlay, callbacks, running.
+
+A probe reads the exported mapping with TRL's own parser and builds the trainer as TRL's own script
+does; nothing of the exported configuration is interpreted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import yaml
+from datasets import Dataset, disable_progress_bars, load_from_disk
+from transformers import AutoTokenizer, TrainerCallback
+from trl import (
+    DatasetMixtureConfig,
+    ModelConfig,
+    ScriptArguments,
+    TrlParser,
+    get_peft_config,
+    get_quantization_config,
+)
+
+from autotune.devices.base import DeviceBackend
+from autotune.probe.spec import ProbeSpec
+from autotune.trainers import models
+from autotune.trainers.base import Recorder
+from autotune.trainers.schedule import plan, probe_accumulation
+
+WORST_STEPS = 2
+
+
+def parse(config_class: type, mapping: Mapping[str, Any], folder: Path) -> tuple[Any, ...]:
+    """Return TRL's dataclasses for ``mapping``, read from a file as ``trl --config`` reads it.
+
+    Raises:
+        ValueError: If TRL knows no such key or refuses a value.
+    """
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(dict(mapping), sort_keys=False))
+    parser = TrlParser((ScriptArguments, config_class, ModelConfig, DatasetMixtureConfig))
+    return parser.parse_args_and_config(  # type: ignore[no-any-return]
+        args=["--config", str(path)], fail_with_unknown_args=True
+    )
+
+
+def probe_overlay(spec: ProbeSpec, device: DeviceBackend) -> dict[str, Any]:
+    """Return the probe-only keys: a few steps, nothing saved, reported or shuffled."""
+    return {
+        "output_dir": str(Path(spec.folder) / "output"),
+        "max_steps": WORST_STEPS + spec.warmup_steps + spec.measured_steps,
+        "gradient_accumulation_steps": probe_accumulation(spec.accumulation_steps),
+        # The rows are laid out by the schedule; the trainer must take them as they come.
+        "train_sampling_strategy": "sequential",
+        "dataloader_num_workers": 0,
+        "logging_strategy": "steps",
+        "logging_steps": 1,
+        "logging_nan_inf_filter": False,
+        "save_strategy": "no",
+        "eval_strategy": "no",
+        "report_to": "none",
+        "push_to_hub": False,
+        "disable_tqdm": True,
+        "load_best_model_at_end": False,
+        **device.trainer_keys(),
+        **spec.overlay,
+    }
+
+
+class CountingCollator:
+    """The trainer's own collator, which also tells the recorder what each micro-batch holds.
+
+    Shapes: ``input_ids`` and ``labels`` are (B, L): B rows (1 if flattened), L padded tokens.
+    """
+
+    def __init__(self, inner: Callable[[Sequence[Any]], Any], recorder: Recorder) -> None:
+        self._inner = inner
+        self._recorder = recorder
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Any:
+        num_tokens = sum(len(row["input_ids"]) for row in rows)
+        batch = self._inner(rows)
+        labels_BL = batch["labels"]
+        self._recorder.count(
+            num_tokens=num_tokens,
+            num_positions=batch["input_ids"].numel(),
+            num_loss_tokens=int((labels_BL[..., 1:] != -100).sum()),
+            num_rows=len(rows),
+        )
+        return batch
+
+
+class RecorderCallback(TrainerCallback):  # type: ignore[misc]
+    """Hands the Trainer's events to a recorder."""
+
+    def __init__(self, recorder: Recorder, *, num_steps: int, phases: Sequence[str]) -> None:
+        self._recorder = recorder
+        self._num_steps = num_steps
+        self._phases = phases
+        self._done = False
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the first step's phase and clock."""
+        self._recorder.enter_phase("first_step")
+        self._recorder.begin_step()
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close a micro-batch that does not end a step."""
+        self._recorder.end_micro_batch()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the micro-batch that ends the step."""
+        self._recorder.end_micro_batch()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the step; ask for the extra phases after the last one."""
+        self._recorder.end_step()
+        if state.global_step == 1:
+            self._recorder.enter_phase("later_steps")
+        if state.global_step >= self._num_steps:
+            self._done = True
+            if "eval" in self._phases:
+                control.should_evaluate = True
+                self._recorder.enter_phase("eval")
+            elif "save" in self._phases:
+                self._recorder.enter_phase("save")
+            control.should_save = "save" in self._phases
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kw: Any
+    ) -> None:
+        """Check the loss and start the next step's clock, so that logging is not timed."""
+        if logs and "loss" in logs:
+            self._recorder.report_loss(float(logs["loss"]))
+        if not self._done:
+            self._recorder.begin_step()
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Go on to the save phase, if asked for."""
+        if "save" in self._phases:
+            self._recorder.enter_phase("save")
+
+
+class Session:
+    """A built trainer and the rows laid out for it."""
+
+    def __init__(self, trainer: Any, spec: ProbeSpec, num_steps: int, facts: dict[str, Any]):
+        self._trainer = trainer
+        self._spec = spec
+        self._num_steps = num_steps
+        self._facts = facts
+
+    def run(self, recorder: Recorder) -> None:
+        """Train, with the recorder listening."""
+        trainer = self._trainer
+        recorder.describe_run(**self._facts)
+        trainer.data_collator = CountingCollator(trainer.data_collator, recorder)
+        trainer.add_callback(
+            RecorderCallback(recorder, num_steps=self._num_steps, phases=self._spec.phases)
+        )
+        trainer.train()
+
+
+class HfAdapter:
+    """Base of the adapters of TRL's own trainers.
+
+    A subclass names its TRL classes and how its rows are measured.
+    """
+
+    name: ClassVar[str]
+
+    def config_class(self) -> type:
+        """Return TRL's configuration class."""
+        raise NotImplementedError
+
+    def make_trainer(self, **kwargs: Any) -> Any:
+        """Return TRL's trainer for the arguments that TRL's script would pass."""
+        raise NotImplementedError
+
+    def load_rows(self, spec: ProbeSpec, training_args: Any) -> tuple[Dataset, float]:
+        """Return the rows to process and how many original rows each stands for."""
+        raise NotImplementedError
+
+    def row_lengths(self, dataset: Dataset) -> list[int]:
+        """Return the tokens per row of the processed data set. Shape (N,)."""
+        raise NotImplementedError
+
+    def build(self, spec: ProbeSpec, device: DeviceBackend) -> Session:
+        """Return the trainer of ``spec``, built as TRL's script builds it."""
+        disable_progress_bars()
+        folder = Path(spec.folder)
+        mapping = {**spec.config, **probe_overlay(spec, device)}
+        script_args, training_args, model_args, _ = parse(self.config_class(), mapping, folder)
+        model_init_kwargs = {
+            "revision": model_args.model_revision,
+            "trust_remote_code": spec.trust_remote_code,
+            "attn_implementation": model_args.attn_implementation,
+            "dtype": model_args.dtype,
+            **(training_args.model_init_kwargs or {}),
+        }
+        training_args.model_init_kwargs = model_init_kwargs
+        rows, rows_per_row = self.load_rows(spec, training_args)
+        quantization = get_quantization_config(model_args)
+        model: Any = model_args.model_name_or_path
+        tokenizer = AutoTokenizer.from_pretrained(
+            model, revision=model_args.model_revision, trust_remote_code=spec.trust_remote_code
+        )
+        if spec.weights == "random":
+            model = models.with_random_weights(model, model_init_kwargs, quantization)
+            quantization, training_args.model_init_kwargs = None, None
+        trainer = self.make_trainer(
+            model=model,
+            args=training_args,
+            train_dataset=rows,
+            eval_dataset=rows if "eval" in spec.phases else None,
+            processing_class=tokenizer,
+            quantization_config=quantization,
+            peft_config=get_peft_config(model_args),
+        )
+        return self._session(trainer, spec, len(rows), rows_per_row)
+
+    def _session(self, trainer: Any, spec: ProbeSpec, num_raw: int, scale: float) -> Session:
+        processed = trainer.train_dataset
+        schedule = plan(
+            self.row_lengths(processed),
+            batch_size=trainer.args.per_device_train_batch_size,
+            accumulation=trainer.args.gradient_accumulation_steps,
+            num_worst_steps=WORST_STEPS,
+            num_typical_steps=spec.warmup_steps + spec.measured_steps,
+            seed=spec.seed,
+            shuffle=spec.config.get("train_sampling_strategy", "random") != "sequential",
+        )
+        facts = {
+            "worst_batch": schedule.worst_batch,
+            "rows_per_epoch": len(processed) * scale,
+            "rows_per_sample": len(processed) / num_raw,
+            "num_trainable_parameters": sum(
+                p.numel() for p in trainer.model.parameters() if p.requires_grad
+            ),
+        }
+        trainer.train_dataset = processed.select(schedule.rows)
+        if "eval" in spec.phases:
+            worst = schedule.rows[: trainer.args.per_device_eval_batch_size * 2]
+            trainer.eval_dataset = processed.select(worst)
+        return Session(trainer, spec, schedule.num_steps, facts)
+
+
+def prepared_rows(spec: ProbeSpec) -> Dataset:
+    """Return the tokenised rows that the prepare task wrote.
+
+    Raises:
+        FileNotFoundError: If they are gone.
+    """
+    if spec.data_folder is None:
+        raise FileNotFoundError("the probe names no folder with tokenised rows")
+    return load_from_disk(spec.data_folder)

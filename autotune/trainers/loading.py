@@ -1,0 +1,136 @@
+"""Opening a model's configuration, tokenizer and data set, with errors that say what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import datasets
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from trl import get_dataset
+
+from autotune.errors import PrerequisiteError, UsageError
+from autotune.trainers import models
+
+
+def open_model(
+    name: str, *, revision: str | None, trust_remote_code: bool
+) -> tuple[PretrainedConfig, PreTrainedTokenizerBase]:
+    """Return a model's configuration and tokenizer; no weights are read.
+
+    Raises:
+        PrerequisiteError: If there is no such model, it is gated, or needs its own code.
+        UsageError: If its architecture is unknown or it cannot be fine-tuned as it is.
+    """
+    try:
+        config = models.load_config(name, revision=revision, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise _model_error(name, error) from error
+    if not config.architectures:
+        raise UsageError(
+            f"the configuration of {name!r} names no architecture.",
+            hint='Add "architectures": ["LlamaForCausalLM"] (or yours) to its config.json.',
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            name, revision=revision, trust_remote_code=trust_remote_code
+        )
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        raise PrerequisiteError(
+            f"the tokenizer of {name!r} cannot be loaded: {_short(error)}",
+            hint="A local model folder needs the tokenizer's files beside config.json.",
+        ) from error
+    if tokenizer.pad_token is None and tokenizer.eos_token is None:
+        raise UsageError(
+            f"the tokenizer of {name!r} has neither a pad nor an eos token, and TRL needs one.",
+            hint="Set eos_token in its tokenizer_config.json.",
+        )
+    return config, tokenizer
+
+
+def _model_error(name: str, error: BaseException) -> PrerequisiteError | UsageError:
+    text = str(error)
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, GatedRepoError):
+            return PrerequisiteError(
+                f"the model {name!r} is gated and you have no access to it.",
+                hint="Accept its terms on the hub and log in with `hf auth login`.",
+            )
+        cause = cause.__cause__ or cause.__context__
+    if "trust_remote_code" in text:
+        return PrerequisiteError(
+            f"the model {name!r} needs code from its own repository.",
+            hint="Read that code; if you trust it, add --trust-remote-code.",
+        )
+    if "does not recognize this architecture" in text or isinstance(error, KeyError):
+        return UsageError(
+            f"the installed transformers cannot build {name!r}: {_short(error)}",
+            hint="Update transformers, or choose a model that it knows.",
+        )
+    return PrerequisiteError(
+        f"the model {name!r} was not found: {_short(error)}",
+        hint="Give a hub id such as Qwen/Qwen3-0.6B, or a folder with config.json and tokenizer.",
+    )
+
+
+def open_dataset(script_args: Any, dataset_args: Any) -> datasets.Dataset:
+    """Return the training split that TRL's script would train on.
+
+    Args:
+        script_args: TRL's ``ScriptArguments``.
+        dataset_args: TRL's ``DatasetMixtureConfig``.
+
+    Raises:
+        PrerequisiteError: If there is no such data set or it cannot be reached.
+        UsageError: If it has no such split or configuration, cannot be read, or is empty.
+    """
+    split = script_args.dataset_train_split
+    named = script_args.dataset_name
+    if dataset_args.datasets:
+        named = ", ".join(_mixture_name(entry) for entry in dataset_args.datasets)
+    try:
+        if dataset_args.datasets:
+            found = get_dataset(dataset_args)
+        else:
+            found = datasets.load_dataset(named, name=script_args.dataset_config)
+    except FileNotFoundError as error:
+        raise PrerequisiteError(
+            f"the data set {named!r} was not found: {_short(error)}",
+            hint="Give a hub id, or a json, jsonl, parquet, csv or arrow file, or a folder.",
+        ) from error
+    except (ConnectionError, HfHubHTTPError, RepositoryNotFoundError) as error:
+        raise PrerequisiteError(
+            f"the data set {named!r} cannot be reached: {_short(error)}",
+            hint="Check the name and the network; a gated data set needs `hf auth login`.",
+        ) from error
+    except (ValueError, RuntimeError, TypeError, datasets.exceptions.DatasetsError) as error:
+        raise UsageError(
+            f"the data set {named!r} cannot be read: {_short(error)}",
+            hint="Check the file's format; --dataset-config and --split choose parts of it.",
+        ) from error
+    if split not in found:
+        raise UsageError(
+            f"the data set {named!r} has no split {split!r}.",
+            hint=f"It has: {', '.join(map(str, found))}. Choose one with --split.",
+        )
+    rows = found[split]
+    if len(rows) == 0:
+        raise UsageError(
+            f"the split {split!r} of {named!r} is empty.", hint="Choose another with --split."
+        )
+    return rows
+
+
+def _mixture_name(entry: Any) -> str:
+    files = entry["data_files"] if isinstance(entry, Mapping) else entry.data_files
+    path = entry["path"] if isinstance(entry, Mapping) else entry.path
+    return str(files or path)
+
+
+def _short(error: BaseException) -> str:
+    """Return the first line of an error that says something, without a traceback's noise."""
+    cause = error.__cause__ or error
+    lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(cause).__name__

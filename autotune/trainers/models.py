@@ -1,0 +1,119 @@
+"""Building the model of a probe: with random weights by default, through the real loading path."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import transformers
+from accelerate import PartialState
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+
+
+class _RandomWeight:
+    """A weight of a checkpoint that does not exist, drawn when it is read.
+
+    Implements the part of a safetensors slice that transformers' loader uses.
+    """
+
+    def __init__(self, shape: torch.Size, dtype: torch.dtype, std: float) -> None:
+        self.shape = shape
+        self.dtype = dtype
+        self._std = std
+
+    def get_shape(self) -> list[int]:
+        return list(self.shape)
+
+    def get_dtype(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
+    def __getitem__(self, index: object) -> torch.Tensor:
+        return torch.empty(self.shape, dtype=self.dtype).normal_(std=self._std)
+
+
+def load_config(name: str, *, revision: str | None, trust_remote_code: bool) -> PretrainedConfig:
+    """Return the model's configuration; no weights are read."""
+    return AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=trust_remote_code)
+
+
+def architecture(config: PretrainedConfig) -> type[PreTrainedModel]:
+    """Return the class that TRL's ``create_model_from_path`` would load ``config`` with."""
+    names = config.architectures or ()
+    found = getattr(transformers, names[0], None) if names else None
+    return AutoModelForCausalLM if found is None else found  # type: ignore[no-any-return]
+
+
+def with_random_weights(
+    name: str, model_init_kwargs: Mapping[str, Any], quantization_config: object | None
+) -> PreTrainedModel:
+    """Return the model ``name`` with random weights, loaded as a checkpoint would be.
+
+    transformers' loader is given an empty checkpoint: what is missing from one it initialises by
+    the model's own rules, on the device and in the dtype asked for. Only quantised weights must
+    come from a checkpoint to be quantised, so for those one is made up, a weight at a time.
+
+    Args:
+        name: Hub id or folder that holds the configuration.
+        model_init_kwargs: As TRL hands them to ``from_pretrained``.
+        quantization_config: transformers' configuration of the quantisation; None for none.
+    """
+    kwargs = dict(model_init_kwargs)
+    trust = bool(kwargs.get("trust_remote_code"))
+    config = load_config(name, revision=kwargs.pop("revision", None), trust_remote_code=trust)
+    dtype = kwargs.get("dtype", "float32")
+    if isinstance(dtype, str) and dtype != "auto":
+        kwargs["dtype"] = getattr(torch, dtype)
+    if "device_map" not in kwargs:
+        # The rule of TRL's create_model_from_path.
+        on_host = PartialState().device.type in ("cpu", "mps")
+        kwargs["device_map"] = None if on_host else "auto"
+    weights: dict[str, _RandomWeight] = {}
+    if quantization_config is not None:
+        kwargs["quantization_config"] = quantization_config
+        weights = _made_up_checkpoint(config, kwargs.get("dtype"), trust_remote_code=trust)
+    model: PreTrainedModel = _from_pretrained(config, weights, kwargs)
+    # Lost when no path is given; TRL finds the tokenizer by it.
+    model.config._name_or_path = name
+    return model
+
+
+def _from_pretrained(
+    config: PretrainedConfig, weights: Mapping[str, Any], kwargs: Mapping[str, Any]
+) -> PreTrainedModel:
+    verbosity = transformers.logging.get_verbosity()
+    # Its report would name every weight as missing, which is the point.
+    transformers.logging.set_verbosity_error()
+    try:
+        return architecture(config).from_pretrained(
+            None, config=config, state_dict=dict(weights), **kwargs
+        )
+    finally:
+        transformers.logging.set_verbosity(verbosity)
+
+
+def _made_up_checkpoint(
+    config: PretrainedConfig, dtype: object, *, trust_remote_code: bool
+) -> dict[str, _RandomWeight]:
+    std = float(getattr(config, "initializer_range", 0.02) or 0.02)
+    shell = on_meta(config, trust_remote_code=trust_remote_code)
+    linear = {
+        f"{path}.weight"
+        for path, module in shell.named_modules()
+        if isinstance(module, torch.nn.Linear) and module is not shell.get_output_embeddings()
+    }
+    kind = dtype if isinstance(dtype, torch.dtype) else torch.float32
+    return {
+        path: _RandomWeight(weight.shape, kind, std)
+        for path, weight in shell.state_dict().items()
+        if path in linear
+    }
+
+
+def on_meta(config: PretrainedConfig, *, trust_remote_code: bool) -> PreTrainedModel:
+    """Return the model without any memory behind its parameters: shapes only."""
+    found = architecture(config)
+    with torch.device("meta"):
+        if found is AutoModelForCausalLM:
+            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        return found(config)

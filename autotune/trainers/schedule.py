@@ -1,0 +1,114 @@
+"""Which rows a probe trains on, and in what order.
+
+The longest batch that the data can form goes into the first step and again into the second, when
+the optimizer states exist; then come typical rows. All are rows of the data set as the trainer
+itself has processed it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ROWS_KEPT = 2000
+"""Rows of a large data set that a probe at least processes: two of TRL's packing pools."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Schedule:
+    """Rows in the order of training.
+
+    Attributes:
+        rows: Indices into the processed data set; steps x micro-batches x rows per micro-batch.
+        worst_batch: Rows and length, in tokens, of the largest micro-batch.
+        num_steps: Optimizer steps.
+    """
+
+    rows: tuple[int, ...]
+    worst_batch: tuple[int, int]
+    num_steps: int
+
+
+def probe_accumulation(accumulation_steps: int) -> int:
+    """Return the micro-batches per step that a probe runs: two stand for any larger number.
+
+    With two, the second micro-batch runs while the first one's gradients exist, which is all that
+    accumulation does to memory; the rate is composed from the micro-batches' and the optimizer's
+    own times.
+    """
+    return min(accumulation_steps, 2)
+
+
+def plan(
+    lengths: Sequence[int],
+    *,
+    batch_size: int,
+    accumulation: int,
+    num_worst_steps: int,
+    num_typical_steps: int,
+    seed: int,
+    shuffle: bool,
+) -> Schedule:
+    """Lay out the rows of a probe.
+
+    Args:
+        lengths: Tokens per row of the processed data set. Shape (N,).
+        batch_size: Rows per micro-batch.
+        accumulation: Micro-batches per step, in the probe.
+        num_worst_steps: Steps that end with the worst micro-batch.
+        num_typical_steps: Steps after them.
+        seed: Seed of the order of typical rows.
+        shuffle: Whether the trainer would shuffle; else typical rows keep the data's own order.
+
+    Raises:
+        ValueError: If the data set has fewer rows than one micro-batch.
+    """
+    if len(lengths) < batch_size:
+        raise ValueError(
+            f"the processed data set has {len(lengths)} rows, too few for a micro-batch of "
+            f"{batch_size}"
+        )
+    by_length = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    worst = by_length[:batch_size]
+    order = list(range(len(lengths)))
+    if shuffle:
+        # A generator of its own: trainers reseed the global one.
+        random.Random(seed).shuffle(order)
+    needed = batch_size * accumulation
+    typical = _cycle(order, batch_size * (accumulation - 1) * num_worst_steps)
+    rows: list[int] = []
+    for step in range(num_worst_steps):
+        first = step * batch_size * (accumulation - 1)
+        rows += typical[first : first + batch_size * (accumulation - 1)]
+        rows += worst
+    rows += _cycle(order, needed * num_typical_steps)
+    return Schedule(
+        rows=tuple(rows),
+        worst_batch=(batch_size, lengths[worst[0]]),
+        num_steps=num_worst_steps + num_typical_steps,
+    )
+
+
+def _cycle(order: Sequence[int], count: int) -> list[int]:
+    repeats = -(-count // len(order))
+    return (list(order) * repeats)[:count]
+
+
+def subset(lengths: Sequence[int], *, num_needed: int, num_longest: int, seed: int) -> list[int]:
+    """Return the raw rows a probe processes: enough typical ones and the longest.
+
+    Args:
+        lengths: Tokens per row of the tokenised data set. Shape (N,).
+        num_needed: Rows that the steps will use up.
+        num_longest: Longest rows that must be among them.
+        seed: Seed of the draw; the same for every probe of a search.
+    """
+    if len(lengths) <= max(num_needed, ROWS_KEPT):
+        return list(range(len(lengths)))
+    pool = -(-max(num_needed, ROWS_KEPT) // 1000) * 1000
+    order = list(range(len(lengths)))
+    random.Random(seed).shuffle(order)
+    chosen = set(order[:pool])
+    by_length = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    return sorted(chosen | set(by_length[:num_longest]))

@@ -1,0 +1,59 @@
+"""Supervised fine-tuning: TRL's ``SFTTrainer``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from datasets import Dataset
+from trl import SFTConfig, SFTTrainer
+
+from autotune.probe.spec import ProbeSpec
+from autotune.trainers.base import registry
+from autotune.trainers.hf import WORST_STEPS, HfAdapter, prepared_rows
+from autotune.trainers.schedule import probe_accumulation, subset
+
+
+class SftAdapter(HfAdapter):
+    """Builds ``SFTTrainer`` on rows that were tokenised once, by TRL itself."""
+
+    name: ClassVar[str] = "sft"
+
+    def config_class(self) -> type:
+        """Return ``SFTConfig``."""
+        return SFTConfig  # type: ignore[no-any-return]
+
+    def make_trainer(self, **kwargs: Any) -> Any:
+        """Return the ``SFTTrainer``."""
+        return SFTTrainer(**kwargs)
+
+    def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Tokenise the data set and return its profile and the model's facts."""
+        from autotune.trainers.sft_data import prepare
+
+        return prepare(request)
+
+    def load_rows(self, spec: ProbeSpec, training_args: Any) -> tuple[Dataset, float]:
+        """Return enough of the tokenised rows for the probe, and the share left out."""
+        rows = prepared_rows(spec)
+        lengths = rows["num_tokens"]
+        batch_size = training_args.per_device_train_batch_size
+        accumulation = probe_accumulation(spec.accumulation_steps)
+        num_steps = WORST_STEPS + spec.warmup_steps + spec.measured_steps
+        num_needed = batch_size * accumulation * num_steps
+        if training_args.packing:
+            mean = sum(lengths) / len(lengths)
+            num_needed = int(num_needed * max(training_args.max_length / mean, 1.0) * 1.25)
+        chosen = subset(lengths, num_needed=num_needed, num_longest=2 * batch_size, seed=spec.seed)
+        num_rows = len(rows)
+        if len(chosen) < num_rows:
+            rows = rows.select(chosen)
+        # Packing needs contiguous columns of its own.
+        return rows.select_columns(["input_ids", "labels"]), num_rows / len(chosen)
+
+    def row_lengths(self, dataset: Dataset) -> list[int]:
+        """Return the tokens per processed row."""
+        return [len(row) for row in dataset["input_ids"]]
+
+
+registry.register("sft", SftAdapter)

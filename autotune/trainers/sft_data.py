@@ -1,0 +1,219 @@
+"""Tokenising an SFT data set once, by TRL itself, and describing its lengths."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset, disable_progress_bars
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from trl import SFTConfig, SFTTrainer
+
+from autotune.errors import UsageError
+from autotune.space.context import DataProfile
+from autotune.space.lengths import useful_lengths
+from autotune.trainers.facts import model_facts
+from autotune.trainers.hf import parse
+from autotune.trainers.loading import open_dataset, open_model
+
+_FORMATS = (
+    ("input_ids", ("input_ids",), "pre-tokenised"),
+    ("messages", ("messages",), "messages"),
+    ("conversations", ("conversations",), "conversations"),
+    ("prompt", ("prompt", "completion"), "prompt-completion"),
+)
+
+
+def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Tokenise the data that ``request["config"]`` names and write the rows to a folder.
+
+    Args:
+        request: ``config`` (TRL keys), ``folder`` (takes the rows in ``data/``), ``max_lengths``
+            (lengths to tabulate beyond the useful ones), ``trust_remote_code``.
+
+    Returns:
+        ``model`` and ``data``: facts and profile as plain JSON; ``data_folder``.
+
+    Raises:
+        UsageError: If no row can be trained on.
+    """
+    disable_progress_bars()
+    folder = Path(request["folder"])
+    # The CPU, whatever the search runs on: tokenising needs no accelerator.
+    mapping = {
+        **request["config"],
+        "output_dir": str(folder / "output"),
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": "none",
+    }
+    try:
+        script_args, training_args, model_args, dataset_args = parse(SFTConfig, mapping, folder)
+    except ValueError as error:
+        raise UsageError(f"TRL refuses the configuration: {error}") from error
+    trust = bool(request.get("trust_remote_code"))
+    config, tokenizer = open_model(
+        model_args.model_name_or_path,
+        revision=model_args.model_revision,
+        trust_remote_code=trust,
+    )
+    raw = open_dataset(script_args, dataset_args)
+    kind = _format(raw, training_args.dataset_text_field)
+    _check_chat_template(raw, tokenizer, kind, model_args.model_name_or_path)
+    rows, num_empty = _tokenise(raw, tokenizer, training_args, folder)
+    data_folder = folder / "data"
+    profile = _profile(rows, kind, num_empty, request.get("max_lengths", ()))
+    rows = rows.select_columns(["input_ids", "labels"]).add_column(
+        "num_tokens", [len(row) for row in rows["input_ids"]]
+    )
+    rows.save_to_disk(str(data_folder))
+    return {
+        "model": model_facts(config, tokenizer, trust_remote_code=trust).to_dict(),
+        "data": profile.to_dict(),
+        "data_folder": str(data_folder),
+        "supported_keys": sorted(mapping),
+    }
+
+
+def _format(raw: Dataset, text_field: str) -> str:
+    columns = set(raw.column_names)
+    for name, needed, kind in _FORMATS:
+        if name in columns and columns.issuperset(needed):
+            if kind != "prompt-completion":
+                return kind
+            is_chat = isinstance(raw[0]["prompt"], list)
+            return "prompt-completion conversational" if is_chat else kind
+    if text_field in columns:
+        return "text"
+    wanted = f"{text_field!r}, 'messages', 'prompt' and 'completion', or 'input_ids'"
+    raise UsageError(
+        f"the data set has no column that SFT can train on; it has: {', '.join(sorted(columns))}.",
+        hint=f"SFT reads {wanted}. Rename one, or set dataset_text_field under `fixed:` in the "
+        "space.",
+    )
+
+
+def _check_chat_template(
+    raw: Dataset, tokenizer: PreTrainedTokenizerBase, kind: str, model: str
+) -> None:
+    chats = kind in ("messages", "conversations", "prompt-completion conversational")
+    if chats and tokenizer.chat_template is None:
+        raise UsageError(
+            f"the data holds conversations but the tokenizer of {model!r} has no chat template.",
+            hint="Use the instruction-tuned model, or set chat_template_path under `fixed:` in "
+            "the space.",
+        )
+
+
+def _tokenise(
+    raw: Dataset, tokenizer: PreTrainedTokenizerBase, training_args: Any, folder: Path
+) -> tuple[Dataset, int]:
+    """Return the rows as ``SFTTrainer`` itself tokenises and labels them, and how many are empty.
+
+    TRL prepares data while it builds a trainer, and a trainer needs a model; the smallest one does.
+    """
+    raw, num_empty = _without_empty(raw)
+    args = SFTConfig(
+        output_dir=str(folder / "output"),
+        use_cpu=True,
+        bf16=False,
+        report_to="none",
+        max_length=None,
+        eos_token=training_args.eos_token,
+        pad_token=training_args.pad_token,
+        chat_template_path=training_args.chat_template_path,
+        dataset_text_field=training_args.dataset_text_field,
+        dataset_kwargs=training_args.dataset_kwargs,
+        dataset_num_proc=training_args.dataset_num_proc or _num_processes(len(raw)),
+        assistant_only_loss=training_args.assistant_only_loss,
+        completion_only_loss=training_args.completion_only_loss,
+    )
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(tokenizer),
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+        )
+    )
+    try:
+        trainer = SFTTrainer(model=model, args=args, train_dataset=raw, processing_class=tokenizer)
+    except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+        raise UsageError(
+            f"TRL cannot prepare this data set: {' '.join(str(error).split())[:400]}",
+            hint="Look at the first rows: every row must have the same, non-empty fields.",
+        ) from error
+    rows = trainer.train_dataset
+    kept = [index for index, ids in enumerate(rows["input_ids"]) if len(ids) > 0]
+    num_empty += len(rows) - len(kept)
+    if not kept:
+        raise UsageError(
+            "no row of the data set holds a token.", hint="Check the text column's content."
+        )
+    rows = rows.select(kept) if len(kept) < len(rows) else rows
+    if not any(label != -100 for labels in rows["labels"] for label in labels):
+        raise UsageError(
+            "no token of the data set carries loss: every label is masked.",
+            hint="Check completion_only_loss, assistant_only_loss and the labels column.",
+        )
+    return rows, num_empty
+
+
+def _without_empty(raw: Dataset) -> tuple[Dataset, int]:
+    """Return the rows whose trained column is not null or empty; TRL fails on the others."""
+    names = ("input_ids", "messages", "conversations", "prompt", "completion", "text")
+    columns = [name for name in names if name in raw.column_names]
+    columns = [name for name in columns if name != "prompt" or "completion" in columns]
+    values = [raw[name] for name in columns]
+    kept = [
+        index for index, row in enumerate(zip(*values, strict=True)) if all(field for field in row)
+    ]
+    if len(kept) == len(raw) or not columns:
+        return raw, 0
+    if not kept:
+        raise UsageError(
+            f"every row of the data set is empty in {', '.join(columns)}.",
+            hint="Check the file, or choose another split.",
+        )
+    return raw.select(kept), len(raw) - len(kept)
+
+
+def _num_processes(num_rows: int) -> int | None:
+    return min(os.cpu_count() or 1, 8) if num_rows > 20_000 else None
+
+
+def _profile(
+    rows: Dataset, kind: str, num_empty: int, extra_lengths: Sequence[int]
+) -> DataProfile:
+    lengths = [len(ids) for ids in rows["input_ids"]]
+    longest = max(lengths)
+    max_lengths = sorted({*useful_lengths(longest), *(int(x) for x in extra_lengths), longest})
+    kept = [0] * len(max_lengths)
+    dropped = [0] * len(max_lengths)
+    digest = hashlib.sha256()
+    for ids, labels in zip(rows["input_ids"], rows["labels"], strict=True):
+        digest.update(repr((ids, labels)).encode())
+        running = [0, *accumulate(int(label != -100) for label in labels)]
+        for index, limit in enumerate(max_lengths):
+            share = running[min(limit, len(labels))]
+            kept[index] += share
+            dropped[index] += share == 0
+    return DataProfile(
+        num_rows=len(lengths),
+        num_tokens=sum(lengths),
+        num_loss_tokens=kept[-1] if max_lengths[-1] >= longest else 0,
+        length_counts=dict(sorted(Counter(lengths).items())),
+        max_lengths=tuple(max_lengths),
+        loss_tokens_kept=tuple(kept),
+        rows_cut=tuple(sum(length > limit for length in lengths) for limit in max_lengths),
+        rows_dropped=tuple(dropped),
+        format=kind,
+        fingerprint=digest.hexdigest()[:16],
+        num_empty_rows=num_empty,
+    )

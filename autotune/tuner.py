@@ -1,0 +1,420 @@
+"""The Python API: a search from request to report."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Protocol
+
+from autotune import export, objectives
+from autotune.errors import AutotuneError, JournalError, UsageError
+from autotune.executors.base import Executor
+from autotune.executors.subprocess import SubprocessExecutor
+from autotune.loop import SearchLoop
+from autotune.objectives import Constraint, Objective
+from autotune.plan import Plan, Request, make_plan, make_profile
+from autotune.probe import sources
+from autotune.report import warnings as report_warnings
+from autotune.report.model import Report, probe_work_s
+from autotune.report.pareto import pareto_set
+from autotune.report.trial import Trial
+from autotune.runfolder import RunFolder
+from autotune.search import samplers
+from autotune.search.study import Study
+from autotune.space.context import DataProfile
+from autotune.space.space import SearchSpace
+
+DEFAULT_TRIALS = 40
+SIZE_LIMIT = 20_000
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """When a search ends.
+
+    Attributes:
+        trials: Trials that take a probe, the baseline included; None for no limit.
+        wall_time_s: Time after which no further probe starts; None for no limit.
+    """
+
+    trials: int | None = DEFAULT_TRIALS
+    wall_time_s: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.trials is not None and self.trials < 1:
+            raise UsageError(f"a budget of {self.trials} trials probes nothing.")
+        if self.wall_time_s is not None and self.wall_time_s <= 0:
+            raise UsageError("a wall-time budget must be greater than zero.")
+
+
+class Listener(Protocol):
+    """Hears of a search's progress; all methods are optional no-ops in :class:`Silent`."""
+
+    def on_plan(self, plan: Plan, budget: Budget) -> None:
+        """Hear what will be searched."""
+        ...
+
+    def on_probe(self, number: int, candidate: Mapping[str, Any]) -> None:
+        """Hear that a probe starts."""
+        ...
+
+    def on_trial(self, trial: Trial, report: Report) -> None:
+        """Hear of a finished or confirmed trial; ``report`` is current."""
+        ...
+
+    def on_confirm(self, numbers: Sequence[int]) -> None:
+        """Hear that the finalists are probed again."""
+        ...
+
+
+class Silent:
+    """A listener that does nothing."""
+
+    def on_plan(self, plan: Plan, budget: Budget) -> None:
+        """Do nothing."""
+
+    def on_probe(self, number: int, candidate: Mapping[str, Any]) -> None:
+        """Do nothing."""
+
+    def on_trial(self, trial: Trial, report: Report) -> None:
+        """Do nothing."""
+
+    def on_confirm(self, numbers: Sequence[int]) -> None:
+        """Do nothing."""
+
+
+class Tuner:
+    """A search for the memory configurations of one fine-tuning run.
+
+    Args:
+        model: Hub id or local folder.
+        dataset: Hub id, or a local json, jsonl, parquet, csv or arrow file, or a folder.
+        space: What is searched: a :class:`SearchSpace`, or its name or path.
+        objectives: Two or more quantities; by default trained tokens/s and peak memory.
+        constraints: Limits beyond the memory budget and the coverage.
+        executor: Where probes run; by default subprocesses on ``device``.
+        run_dir: Folder of the run; by default ``runs/<model>-<time>``.
+        sampler: ``auto`` or one of Optuna's: ``tpe``, ``nsgaii``, ``gp``, ``random``, ``grid``.
+        study: Optuna storage URL or journal file; by default a journal in the run folder.
+        resume: Go on with the search in ``run_dir``.
+        listener: Hears of progress.
+        command: The command line to record.
+        **request: Further fields of :class:`autotune.plan.Request`, such as ``device``,
+            ``memory_budget_bytes``, ``global_batch``, ``pins`` and ``min_coverage``.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        dataset: str,
+        *,
+        space: SearchSpace | str = "sft",
+        objectives: Sequence[Objective] = (),
+        constraints: Sequence[Constraint] = (),
+        executor: Executor | None = None,
+        run_dir: str | Path | None = None,
+        sampler: str = "auto",
+        study: str | None = None,
+        resume: bool = False,
+        listener: Listener | None = None,
+        command: str = "",
+        **request: Any,
+    ) -> None:
+        found = SearchSpace.load(space) if isinstance(space, str) else space
+        self.request = Request(model=model, dataset=dataset, space=found, **request)
+        samplers.resolve(sampler, num_trials=None, space_size=0)
+        self.folder = RunFolder(run_dir if run_dir is not None else default_run_dir(model))
+        self._objectives = tuple(objectives) or _default_objectives()
+        self._extra_constraints = tuple(constraints)
+        self._executor = executor
+        self._sampler = sampler
+        self._storage = study
+        self._resume = resume
+        self._listener: Listener = listener if listener is not None else Silent()
+        self._command = command
+        self._report: Report | None = None
+
+    @property
+    def report(self) -> Report | None:
+        """Return the report so far; None before the search has a plan."""
+        return self._report
+
+    def plan(self) -> Plan:
+        """Gather the facts and resolve the space without probing or recording anything.
+
+        Raises:
+            AutotuneError: If model, data, device, space or pins cannot be used.
+        """
+        with self._scratch() as (folder, executor):
+            return make_plan(self.request, folder, executor)
+
+    def profile(self) -> DataProfile:
+        """Return the token lengths of the data, as TRL tokenises it; nothing else is looked at.
+
+        Raises:
+            AutotuneError: If model or data cannot be used.
+        """
+        with self._scratch() as (folder, executor):
+            return make_profile(self.request, folder, executor)
+
+    @contextlib.contextmanager
+    def _scratch(self) -> Iterator[tuple[RunFolder, Executor]]:
+        with tempfile.TemporaryDirectory(prefix="autotune-") as name:
+            folder = RunFolder(name)
+            folder.work.mkdir()
+            with _Closing(self._open_executor(folder)) as executor:
+                yield folder, executor
+
+    def search(self, budget: Budget | None = None) -> Report:
+        """Search until ``budget`` is used up and return the report.
+
+        The run folder is current after each probe. A ``KeyboardInterrupt`` ends the running
+        probe and returns the report so far, marked as interrupted.
+
+        Raises:
+            AutotuneError: If the search cannot go on; what was found is in the run folder.
+        """
+        budget = budget if budget is not None else Budget()
+        self.folder.start(resume=self._resume)
+        try:
+            with _Closing(self._open_executor(self.folder)) as executor:
+                return self._search(budget, executor)
+        finally:
+            self.folder.release()
+
+    def _search(self, budget: Budget, executor: Executor) -> Report:
+        started = time.monotonic()
+        deadline = None if budget.wall_time_s is None else started + budget.wall_time_s
+        earlier = self.folder.read_run() if self._resume else {}
+        plan = make_plan(
+            self.request, self.folder, executor, budget_bytes=earlier.get("budget_bytes")
+        )
+        if self._resume:
+            self.folder.check_identity(plan.identity())
+        run_id = str(earlier.get("run_id") or uuid.uuid4().hex)
+        study, sampler = self._open_study(plan, budget, run_id)
+        if not self._resume:
+            self._write_run(plan, run_id)
+        loop = SearchLoop(
+            plan,
+            study,
+            executor,
+            self.folder,
+            objectives=self._objectives,
+            constraints=self._constraints(),
+            trials=load_trials(self.folder),
+            on_probe=self._listener.on_probe,
+            on_trial=lambda trial: heard(trial),
+        )
+        wall_before = (
+            float(_previous(self.folder).get("wall_time_s", 0.0)) if self._resume else 0.0
+        )
+
+        def publish(**state: Any) -> Report:
+            wall = wall_before + time.monotonic() - started
+            self._report = self._make_report(plan, loop, sampler, wall_time_s=wall, **state)
+            self._report.save(self.folder.report_file)
+            export.write_configs(self._report, self.folder.configs)
+            return self._report
+
+        def heard(trial: Trial) -> None:
+            self._listener.on_trial(trial, publish())
+
+        self._listener.on_plan(plan, budget)
+        study.close_abandoned()
+        try:
+            loop.run(budget.trials, deadline)
+            finalists = [item.number for item in loop.finalists() if not item.confirmed]
+            if finalists:
+                self._listener.on_confirm(finalists)
+                loop.confirm(None if deadline is None else deadline + budget_grace(budget))
+        except KeyboardInterrupt:
+            executor.shutdown()
+            return publish(interrupted=True)
+        except AutotuneError:
+            with contextlib.suppress(JournalError):  # such as a full disk, which is the error
+                publish()
+            raise
+        report = publish(finished=True)
+        self.folder.clear_work()
+        return report
+
+    def _open_executor(self, folder: RunFolder) -> Executor:
+        if self._executor is not None:
+            return self._executor
+        return SubprocessExecutor(
+            devices=(self.request.device,),
+            timeout_s=self.request.probe_timeout_s,
+            log_folder=folder.work,
+        )
+
+    def _open_study(self, plan: Plan, budget: Budget, run_id: str) -> tuple[Study, str]:
+        size = plan.space.size(SIZE_LIMIT)
+        sampler = samplers.resolve(self._sampler, num_trials=budget.trials, space_size=size)
+        identity = plan.identity()
+        study = Study(
+            plan.space.draw,
+            directions=[item.direction for item in self._objectives],
+            storage=self._storage or str(self.folder.study_file),
+            name=f"autotune-{sources.short_name(self.request.model)}-{self.request.trainer}",
+            sampler=sampler,
+            seed=self.request.seed,
+            num_trials=budget.trials,
+            identity=identity,
+            owner=run_id,
+        )
+        return study, sampler
+
+    def _constraints(self) -> tuple[Constraint, ...]:
+        own = [objectives.memory_budget()]
+        if self.request.min_coverage > 0:
+            own.append(objectives.coverage(self.request.min_coverage))
+        return (*own, *self._extra_constraints)
+
+    def _write_run(self, plan: Plan, run_id: str) -> None:
+        self.folder.write_run(
+            plan.identity(),
+            {
+                "run_id": run_id,
+                "created_at": _now(),
+                "budget_bytes": plan.budget_bytes,
+                "budget_source": plan.budget_source,
+                "command": self._command,
+                "config": dict(plan.base_config),
+                "versions": _versions(plan.environment),
+            },
+        )
+
+    def _make_report(
+        self,
+        plan: Plan,
+        loop: SearchLoop,
+        sampler: str,
+        *,
+        wall_time_s: float,
+        finished: bool = False,
+        interrupted: bool = False,
+    ) -> Report:
+        members = pareto_set(loop.trials, self._objectives)
+        numbers = tuple(trial.number for trial in members)
+        data = plan.context.data
+        return Report(
+            trainer=plan.request.trainer,
+            model=plan.request.model,
+            dataset=plan.request.dataset,
+            trials=tuple(sorted(loop.trials, key=lambda trial: trial.number)),
+            pareto_numbers=numbers,
+            created_at=_now(),
+            finished=finished,
+            interrupted=interrupted,
+            device=plan.context.device.to_dict(),
+            model_facts=plan.context.model.to_dict(),
+            data={
+                "format": data.format,
+                "fingerprint": data.fingerprint,
+                "num_rows": data.num_rows,
+                "num_empty_rows": data.num_empty_rows,
+                "num_tokens": data.num_tokens,
+                "num_loss_tokens": data.num_loss_tokens,
+                "longest": data.longest,
+                "mean_length": data.mean_length,
+                "median_length": data.quantile(0.5),
+            },
+            budget_bytes=plan.budget_bytes,
+            budget_source=plan.budget_source,
+            global_batch=plan.context.global_batch,
+            min_coverage=plan.request.min_coverage,
+            space=plan.request.space.name,
+            space_digest=plan.request.space.digest,
+            inactive_knobs=tuple(plan.space.inactive),
+            removed_values=tuple(
+                (f"{name}={value}", reason) for name, value, reason in plan.space.removed
+            ),
+            notices=tuple(plan.space.notices),
+            warnings=report_warnings.collect(loop.trials, pareto=numbers),
+            objectives=tuple(item.name for item in self._objectives),
+            seed=plan.request.seed,
+            sampler=sampler,
+            weights=plan.request.weights,
+            versions=_versions(plan.environment),
+            wall_time_s=wall_time_s,
+            probe_work_s=probe_work_s(loop.trials),
+            command=self._command,
+        )
+
+
+class _Closing:
+    """Shuts an executor down at the end of a block."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+
+    def __enter__(self) -> Executor:
+        return self._executor
+
+    def __exit__(self, *exc: object) -> None:
+        self._executor.shutdown()
+
+
+def load_trials(folder: RunFolder) -> list[Trial]:
+    """Return the trials of a run folder's journal; the last record of a number counts.
+
+    Raises:
+        JournalError: If the journal is damaged.
+    """
+    trials: dict[int, Trial] = {}
+    for record in folder.records():
+        try:
+            if record["kind"] == "trial":
+                trial = Trial.from_dict(record["trial"])
+                trials[trial.number] = trial
+        except (KeyError, TypeError, ValueError) as error:
+            raise JournalError(
+                f"{folder.journal_file} holds a record that cannot be understood: {error!r}."
+            ) from error
+    return sorted(trials.values(), key=lambda trial: trial.number)
+
+
+def default_run_dir(model: str) -> Path:
+    """Return ``runs/<model>-<local time>``."""
+    stamp = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{sources.short_name(model)}-{stamp}"
+
+
+def budget_grace(budget: Budget) -> float:
+    """Return the seconds that confirming may take beyond a wall-time budget: a quarter of it."""
+    return 0.25 * (budget.wall_time_s or 0.0)
+
+
+def _default_objectives() -> tuple[Objective, ...]:
+    return (objectives.peak_memory(), objectives.tokens_per_s())
+
+
+def _previous(folder: RunFolder) -> dict[str, Any]:
+    try:
+        return Report.load(folder.report_file).to_dict()
+    except JournalError:
+        return {}
+
+
+def _versions(environment: Mapping[str, Any]) -> dict[str, str]:
+    try:
+        own = version("trl-autotune")
+    except PackageNotFoundError:
+        own = "unknown"
+    return {
+        "trl-autotune": own,
+        "python": str(environment.get("python", "")),
+        **environment.get("packages", {}),
+    }
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

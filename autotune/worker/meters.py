@@ -1,0 +1,163 @@
+"""Clocks and memory of one probe: raw values, noted at the edges of steps and phases."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from autotune.devices.base import DeviceBackend
+from autotune.probe.result import Measurement, MemoryPeak, StepRecord
+from autotune.trainers.base import DivergedError
+
+PHASES_FILE = "events.jsonl"
+
+
+class StepRecorder:
+    """Turns a training run's events into a :class:`Measurement`.
+
+    Args:
+        device: Read at every edge, synchronised first.
+        folder: Takes ``events.jsonl``, a line per phase, so that a probe that is killed still
+            tells how far it got.
+        num_unmeasured: Steps at the start (worst batches, warm-up) kept apart from the measured.
+        accumulation_steps: Micro-batches per step that rates are stated for.
+    """
+
+    def __init__(
+        self,
+        device: DeviceBackend,
+        folder: Path,
+        *,
+        num_unmeasured: int,
+        accumulation_steps: int,
+    ) -> None:
+        self.phase: str | None = None
+        self.phase_entered_s: dict[str, float] = {}
+        self._device = device
+        self._events = folder / PHASES_FILE
+        self._num_unmeasured = num_unmeasured
+        self._accumulation_steps = accumulation_steps
+        self._peaks: dict[str, MemoryPeak] = {}
+        self._steps: list[StepRecord] = []
+        self._counts: deque[dict[str, int]] = deque()
+        self._micro_times_s: list[float] = []
+        self._edge_s = 0.0
+        self._facts: dict[str, Any] = {}
+
+    def enter_phase(self, name: str) -> None:
+        """Close the running phase's peaks and start phase ``name``; the same name goes on."""
+        self._close_phase()
+        self.phase = name
+        self.phase_entered_s.setdefault(name, time.time())
+        self._device.reset_peaks()
+        with self._events.open("a") as file:
+            file.write(json.dumps({"phase": name, "at": time.time()}) + "\n")
+
+    def begin_step(self) -> None:
+        """Start the clock of the next step."""
+        self._device.synchronize()
+        self._micro_times_s = []
+        self._edge_s = time.perf_counter()
+
+    def end_micro_batch(self) -> None:
+        """Note the wall time since the last edge as a micro-batch's."""
+        self._micro_times_s.append(self._lap())
+
+    def end_step(self) -> None:
+        """Note the rest of the step as the optimizer's and keep the step."""
+        optimizer_time_s = self._lap()
+        totals = {"num_tokens": 0, "num_positions": 0, "num_loss_tokens": 0, "num_rows": 0}
+        for _ in self._micro_times_s:
+            for name, value in self._counts.popleft().items():
+                totals[name] += value
+        self._steps.append(
+            StepRecord(
+                micro_times_s=tuple(self._micro_times_s),
+                optimizer_time_s=optimizer_time_s,
+                **totals,
+            )
+        )
+
+    def count(
+        self, *, num_tokens: int, num_positions: int, num_loss_tokens: int, num_rows: int
+    ) -> None:
+        """Queue a micro-batch's counts.
+
+        Data loaders collate ahead of the step that uses a batch, but in the same order.
+        """
+        self._counts.append(
+            {
+                "num_tokens": num_tokens,
+                "num_positions": num_positions,
+                "num_loss_tokens": num_loss_tokens,
+                "num_rows": num_rows,
+            }
+        )
+
+    def report_loss(self, loss: float) -> None:
+        """Take a step's loss.
+
+        Raises:
+            DivergedError: If it is not finite.
+        """
+        if not math.isfinite(loss):
+            raise DivergedError(f"the loss became {loss} in step {len(self._steps)}")
+
+    def describe_run(self, **facts: Any) -> None:
+        """Keep facts that the measurement carries along."""
+        self._facts.update(facts)
+
+    def measurement(self) -> Measurement:
+        """Return what was measured.
+
+        Raises:
+            ValueError: If no step beyond the unmeasured ones was run.
+        """
+        self._close_phase()
+        measured = tuple(self._steps[self._num_unmeasured :])
+        if not measured:
+            raise ValueError(
+                f"the trainer ended after {len(self._steps)} steps, before a measured one"
+            )
+        return Measurement(
+            source="measured",
+            device_kind=self._device.kind,
+            accumulation_steps=self._accumulation_steps,
+            steps=measured,
+            warmup_steps=tuple(self._steps[: self._num_unmeasured]),
+            phases=self._peaks,
+            num_alloc_retries=self._device.num_alloc_retries(),
+            device_used_by_others_bytes=self._device.used_by_others_bytes(),
+            **self._facts,
+        )
+
+    def _lap(self) -> float:
+        self._device.synchronize()
+        now = time.perf_counter()
+        elapsed, self._edge_s = now - self._edge_s, now
+        return elapsed
+
+    def _close_phase(self) -> None:
+        if self.phase is None:
+            return
+        peak = self._device.read_peaks()
+        known = self._peaks.get(self.phase)
+        self._peaks[self.phase] = peak if known is None else merge_peaks(known, peak)
+
+
+def merge_peaks(a: MemoryPeak, b: MemoryPeak) -> MemoryPeak:
+    """Return the larger of both peaks, field by field."""
+
+    def larger(x: int | None, y: int | None) -> int | None:
+        return max(x, y) if x is not None and y is not None else (x if y is None else y)
+
+    return MemoryPeak(
+        allocated_bytes=larger(a.allocated_bytes, b.allocated_bytes),
+        reserved_bytes=larger(a.reserved_bytes, b.reserved_bytes),
+        used_bytes=larger(a.used_bytes, b.used_bytes),
+        resident_bytes=larger(a.resident_bytes, b.resident_bytes),
+    )

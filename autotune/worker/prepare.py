@@ -1,0 +1,30 @@
+"""Worker tasks that come before any probe: look at the device, tokenise the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from autotune.devices import base as devices
+from autotune.trainers import base as trainers
+from autotune.worker.environment import environment, installed
+
+
+def describe(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the device that ``request["device"]`` names, and the installed packages.
+
+    Raises:
+        PrerequisiteError: If there is no such device.
+    """
+    device = devices.load(str(request["device"]))
+    return {
+        "device": device.describe().to_dict(),
+        "packages": installed(),
+        "environment": environment(device),
+        "trainer_keys": device.trainer_keys(),
+    }
+
+
+def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Tokenise the data for ``request["trainer"]``; see the adapter's ``prepare``."""
+    return trainers.load(str(request["trainer"])).prepare(request)

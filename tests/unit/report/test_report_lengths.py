@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import sys
+from dataclasses import replace
+
+import pytest
+from report_factory import make_profile
+
+from autotune.errors import PrerequisiteError, UsageError
+from autotune.report import lengths
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5])
+@pytest.mark.parametrize("limit", [None, 6, 3])
+def test_padding_share_equals_the_share_over_all_batches(size, limit):
+    rows = [2, 2, 5, 7, 9]
+    capped = [row if limit is None else min(row, limit) for row in rows]
+    batches = list(itertools.combinations(capped, size))
+    positions = sum(max(batch) * size for batch in batches)
+    expected = 1 - sum(sum(batch) for batch in batches) / positions
+    counts = {row: rows.count(row) for row in rows}
+    assert lengths.padding_share(counts, size, limit) == pytest.approx(expected, abs=1e-9)
+
+
+def test_padding_share_at_the_edges():
+    assert lengths.padding_share({7: 100}, 16) == 0
+    assert lengths.padding_share({1: 1, 3: 1}, 64) == pytest.approx(1 - 2 / 3)
+    with pytest.raises(ValueError, match="at least one row"):
+        lengths.padding_share({}, 4)
+
+
+def test_rows_of_the_table():
+    first, second, third = lengths.length_rows(make_profile())
+    assert first.rows_cut_share == first.rows_split_bfd_split_share == 0.3
+    kept = 4 * 10 + 3 * 50 + 2 * 64 + 64
+    assert first.lost_truncation_share == pytest.approx(1 - kept / 1590)
+    assert first.lost_bfd_share == first.lost_truncation_share
+    assert first.lost_bfd_split_share == first.lost_wrapped_share == 0
+    assert second.rows_cut_share == 0.1
+    assert third.lost_truncation_share == 0
+    assert list(third.padding_shares) == [1, 4, 8, 16]
+    assert third.padding_shares[1] == 0
+    assert statistics.mean(third.padding_shares.values()) > 0.5
+
+
+def test_a_data_set_without_loss_tokens_loses_none():
+    profile = replace(make_profile(), num_loss_tokens=0, loss_tokens_kept=(0, 0, 0))
+    assert lengths.length_rows(profile)[0].lost_truncation_share == 0
+
+
+def test_bins_cover_every_row_once():
+    found = lengths.bins(make_profile())
+    assert sum(count for _, _, count in found) == 10
+    assert found[0] == (9, 16, 4)
+    assert found[-1] == (513, 1024, 1)
+    assert all(a[1] + 1 == b[0] for a, b in itertools.pairwise(found))
+
+
+def test_text_and_json():
+    text = lengths.render_text(make_profile())
+    assert "10 rows (1 empty ones left out)" in text
+    assert text.count("█") > 40
+    assert max(len(line) for line in text.splitlines()) <= 100
+    data = json.loads(json.dumps(lengths.to_json(make_profile())))
+    assert data["max_lengths"][0]["padding_shares"]["8"] > 0
+    assert data["quantiles"]["0.5"] == 50
+
+
+@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+def test_plot_writes_what_the_suffix_says(tmp_path, suffix, start):
+    pytest.importorskip("matplotlib")
+    path = lengths.plot(make_profile(), tmp_path / f"lengths.{suffix}")
+    assert path.read_bytes().startswith(start)
+
+
+def test_plot_refuses_another_suffix(tmp_path):
+    with pytest.raises(UsageError, match=r"End the name in \.png or \.svg"):
+        lengths.plot(make_profile(), tmp_path / "lengths.jpeg")
+
+
+def test_plot_without_matplotlib_says_how_to_install_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(PrerequisiteError, match=r"pip install 'trl-autotune\[plot\]'"):
+        lengths.plot(make_profile(), tmp_path / "lengths.png")

@@ -1,0 +1,177 @@
+from __future__ import annotations
+
+import io
+
+import pytest
+from report_factory import (
+    make_failure,
+    make_measurement,
+    make_report,
+    make_result,
+    make_trial,
+    mixed_trials,
+)
+from rich.console import Console
+
+from autotune.probe.result import Outcome
+from autotune.report import cells
+from autotune.report.plot import scatter
+from autotune.report.terminal import probe_line, render, render_text
+from autotune.units import GIB
+
+
+def test_every_figure_of_a_member_is_shown():
+    text = render_text(make_report(mixed_trials()))
+    (line,) = [line for line in text.splitlines() if line.split()[:2] == ["3", "measured"]]
+    for figure in ("15.00", "2,000 ±1.0%", "20.0%", "87.6%", "2.00x", "1.50x", "tokens"):
+        assert figure in line
+    assert "[fastest] max_length=512" in text
+    assert "(on the edge of memory)" in text
+    assert "ok 6 (1 over a limit), device_oom 2 (1 not run), crashed 1" in text
+    assert "The baseline, trial 0, is measured at 1,000 ±1.0% tokens/s" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_lines_keep_to_the_width(width):
+    text = render_text(make_report(mixed_trials(), warnings=("word " * 60,)), width=width)
+    table = [line for line in text.splitlines() if " measured " in line]
+    assert max(len(line) for line in text.splitlines() if line not in table) <= max(width, 80)
+    if width >= 80:
+        assert max(len(line) for line in table) <= width
+
+
+@pytest.mark.parametrize(
+    ("trials", "words"),
+    [
+        ([], ["No trial has ended", "0 trials"]),
+        (
+            [make_failure(0), make_failure(1, Outcome.TIMEOUT)],
+            ["The baseline does not fit", "None of 2 trials ran", "Raise the memory budget"],
+        ),
+        (
+            [make_failure(0), make_trial(1)],
+            ["The baseline does not fit (device_oom in first_step", "Pareto set: 1 of 2"],
+        ),
+        ([make_failure(0, Outcome.UNSUPPORTED)], ["The baseline did not run"]),
+        ([make_trial(1)], ["The baseline has not been run", "Pareto set: 1 of 1"]),
+        (
+            [make_trial(0, feasible=False, violations={"memory_budget": 0.1})],
+            ["over a limit (memory_budget by 10.0%)", "trial 0 came closest"],
+        ),
+        (
+            [make_failure(0), make_trial(1, changes=("method",))],
+            ["No feasible trial trains the same as the baseline"],
+        ),
+    ],
+)
+def test_poor_searches_render(trials, words):
+    text = render_text(make_report(trials, finished=False))
+    assert all(word in " ".join(text.split()) for word in words)
+
+
+def test_an_interrupted_search_says_so():
+    report = make_report(mixed_trials(), finished=False, interrupted=True)
+    assert "interrupted; this is the report so far" in " ".join(render_text(report).split())
+
+
+def test_predictions_are_called_so():
+    single = make_result(make_measurement((1000.0,), source="predicted"))
+    trials = [make_trial(0, source="predicted", results=(single,))]
+    text = render_text(make_report(trials))
+    assert "is predicted at 1,000 tokens/s" in text
+    assert "tokens/s, predicted" in text
+    assert "measured" not in text
+    assert "(predicted)" in probe_line(trials[0])
+
+
+def test_like_is_compared_with_like():
+    trials = [
+        make_trial(0, 1000, 10),
+        make_trial(1, 1500, 12),
+        make_trial(2, 2000, 11, changes=("tokens",)),
+    ]
+    text = render_text(make_report(trials))
+    assert "Pareto set of those that train the same as the baseline\n" in text
+    assert " 1  measured" in text
+
+
+def test_no_colour_means_plain_text(monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream = io.StringIO()
+    render(make_report(mixed_trials()), Console(file=stream, force_terminal=True, width=100))
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_a_terminal_gets_styles(monkeypatch):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stream = io.StringIO()
+    console = Console(file=stream, force_terminal=True, color_system="standard", width=100)
+    render(make_report(mixed_trials()), console)
+    assert "\x1b[" in stream.getvalue()
+
+
+def test_reasons_are_listed_when_asked_for():
+    report = make_report([], inactive_knobs=(("packing", "needs sft"),), notices=("hello",))
+    assert "Not searched: packing." in render_text(report)
+    assert "- packing: needs sft" in render_text(report, verbose=True)
+    assert "- hello" in render_text(report)
+
+
+@pytest.mark.parametrize(
+    ("trial", "line"),
+    [
+        (
+            make_trial(1, 1500, 5, changed={"bf16": True}),
+            "trial 1  bf16=true  ok  1,500 ±1.0% tokens/s  5.00 GiB (measured)"
+            "  1.50x rate, 0.50x memory",
+        ),
+        (
+            make_trial(0),
+            "trial 0  nothing changed (baseline)  ok  1,000 ±1.0% tokens/s  10.00 GiB (measured)",
+        ),
+        (
+            make_failure(2),
+            "trial 2  knob=2  device_oom in first_step: CUDA out of memory."
+            " Tried to allocate 2.00 GiB",
+        ),
+        (
+            make_failure(2, results=(), skipped_because="implied by trial 1"),
+            "trial 2  knob=2  device_oom (not run: implied by trial 1)",
+        ),
+        (make_failure(2, Outcome.LOST, results=()), "trial 2  knob=2  lost"),
+    ],
+)
+def test_probe_line(trial, line):
+    assert probe_line(trial, make_trial(0)) == line
+
+
+def test_probe_line_without_a_baseline_has_no_gain():
+    assert "rate" not in probe_line(make_trial(1), None)
+    over = make_trial(1, feasible=False, violations={"memory_budget": 0.1})
+    assert "ok, over memory_budget" in probe_line(over, make_failure(0))
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(None, "-"), (1.0, "100%"), (0.9999, ">99.9%"), (0.0, "0%"), (1e-5, "<0.1%"), (0.5, "50.0%")],
+)
+def test_percent_never_rounds_to_none_or_all(share, text):
+    assert cells.percent(share) == text
+
+
+def test_plot_has_its_marks():
+    trials = mixed_trials()
+    text = scatter(trials, pareto=(0, 1, 2, 3), budget_bytes=16 * GIB)
+    rows = [line.split("┤")[1] for line in text.splitlines() if "┤" in line]
+    drawn = "".join(rows)
+    assert drawn.count("P") == 3
+    assert drawn.count("b") == 1
+    assert drawn.count("·") == 1
+    assert drawn.count("x") == 2
+    assert "2 out of memory" in text
+
+
+def test_plot_of_nothing_and_of_one_point():
+    assert scatter([make_failure(0)]) == ""
+    text = scatter([make_trial(0)], budget_bytes=1000 * GIB)
+    assert "not drawn, far to the right: budget 1000.00 GiB" in text

@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+from report_factory import make_failure, make_measurement, make_result, make_trial
+
+from autotune.report.warnings import collect
+from autotune.units import GIB
+
+EDGE = {"num_alloc_retries": 3}
+OTHERS = {"device_used_by_others_bytes": 2 * GIB}
+
+
+def test_sound_trials_give_none():
+    assert collect([make_trial(0, num_probes=2), make_failure(1)], pareto=[0]) == ()
+    assert collect([]) == ()
+
+
+@pytest.mark.parametrize(
+    ("trial", "words"),
+    [
+        (make_trial(7, spread=0.25), ["trial 7: 25%", "Measure more steps"]),
+        (
+            make_trial(7, results=(make_result(make_measurement((1000.0,))),)),
+            ["Fewer than 3 steps", "trial 7", "as few as 1"],
+        ),
+        (make_trial(7, measurement_values=EDGE), ["On the edge", "3 times", "trial 7"]),
+        (make_trial(7, measurement_values=OTHERS), ["2.00 GiB", "trial 7", "Stop it"]),
+    ],
+)
+def test_each_warning_names_trial_number_and_remedy(trial, words):
+    (text,) = collect([trial])
+    assert all(word in text for word in words)
+
+
+def test_differing_environments():
+    other = make_result(make_measurement(), environment={"device": "Other", "driver": "1.0"})
+    (text,) = collect([make_trial(0), make_trial(3, results=(other,))])
+    assert "(device, packages)" in text
+    assert "trial 3 differs from that of trial 0" in text
+
+
+def test_a_recommendation_on_one_probe_is_flagged():
+    (text,) = collect([make_trial(0, num_probes=2), make_trial(1)], pareto=[0, 1])
+    assert text.startswith("Recommended on a single probe: trial 1.")
+
+
+def test_predictions_have_no_spread_to_warn_of():
+    single = make_result(make_measurement((1000.0,), source="predicted"))
+    assert collect([make_trial(1, source="predicted", results=(single,))], pareto=[1]) == ()
+
+
+def test_long_lists_are_cut_and_recommended_trials_come_first():
+    trials = [make_trial(n, spread=0.3, num_probes=2) for n in range(9)]
+    (text,) = collect(trials, pareto=[8])
+    assert "trials 8, 0, 1, 2, 3 and 4 more" in text
