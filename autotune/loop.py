@@ -22,8 +22,12 @@ from autotune.search.study import Proposal, Study
 
 MAX_CRASHES_IN_A_ROW = 3
 MAX_REPEATED_DRAWS = 25
+MAX_WALKED = 20_000
+MAX_BLIND_DRAWS = 1000
 MAX_FINALISTS = 8
 CONFIRM_ROUNDS = 3
+
+_BROKEN_BASELINE = (Outcome.UNSUPPORTED, Outcome.CRASHED)
 
 
 @dataclass(slots=True)
@@ -66,6 +70,8 @@ class SearchLoop:
         on_probe: Callable[[int, Mapping[str, Any]], None] = lambda number, candidate: None,
     ) -> None:
         self.trials: list[Trial] = list(trials)
+        if len(self.trials) == 1 and self.trials[0].outcome in _BROKEN_BASELINE:
+            self.trials = []  # the set-up was broken; it may have been mended
         self.exhausted = False
         self._plan = plan
         self._study = study
@@ -95,9 +101,9 @@ class SearchLoop:
             while len(self._running) < self._executor.slots and self._may_start(
                 num_trials, deadline_s
             ):
-                pending = self._next()
+                pending = self._next(deadline_s)
                 if pending is None:
-                    self.exhausted = True
+                    self.exhausted = not _is_past(deadline_s)
                     break
                 self._submit(pending)
             if not self._running:
@@ -115,7 +121,7 @@ class SearchLoop:
             if not waiting:
                 return
             for trial in waiting:
-                if deadline_s is not None and time.monotonic() > deadline_s:
+                if _is_past(deadline_s):
                     return
                 self._confirm(trial)
 
@@ -138,16 +144,16 @@ class SearchLoop:
     def _may_start(self, num_trials: int | None, deadline_s: float | None) -> bool:
         if self.exhausted or (self._running and not self.trials):
             return False  # the baseline runs alone and first
-        if deadline_s is not None and time.monotonic() > deadline_s:
+        if _is_past(deadline_s):
             return False
         return num_trials is None or self.num_probed + len(self._running) < num_trials
 
-    def _next(self) -> _Pending | None:
-        """Return the next candidate worth a probe; None if the space holds no other."""
+    def _next(self, deadline_s: float | None) -> _Pending | None:
+        """Return the next candidate worth a probe; None if the space or the time is used up."""
         if not self.trials:
             return self._first()
         repeated = 0
-        while True:
+        while not _is_past(deadline_s):
             if repeated >= MAX_REPEATED_DRAWS and not self._enqueue_unseen():
                 return None
             proposal = self._study.ask()
@@ -163,6 +169,7 @@ class SearchLoop:
                 continue
             self._study.mark_digest(proposal, digest)
             return _Pending(self._take_number(), proposal.candidate, digest, proposal)
+        return None
 
     def _take_number(self) -> int:
         number, self._next_number = self._next_number, self._next_number + 1
@@ -194,13 +201,23 @@ class SearchLoop:
         return None
 
     def _enqueue_unseen(self) -> bool:
-        """Make the next draw a candidate that has not been seen; False if there is none."""
-        if self._unseen is None:
-            self._unseen = list(self._plan.space.enumerate(20_000))
+        """Make the next draw a candidate that has not been seen; False if there is none.
+
+        A small space is walked; in a huge one uniform draws find an unseen candidate at once.
+        """
+        space = self._plan.space
+        if self._unseen is None and space.size(MAX_WALKED) < MAX_WALKED:
+            self._unseen = list(space.enumerate())
             self._random.shuffle(self._unseen)
-        while self._unseen:
-            candidate = self._unseen.pop()
-            if self._known(self._plan.space.digest(candidate)) is None:
+        if self._unseen is None:
+            draws = (
+                space.draw(lambda name, values, ordered: self._random.choice(values))
+                for _ in range(MAX_BLIND_DRAWS)
+            )
+        else:
+            draws = (self._unseen.pop() for _ in range(len(self._unseen)))
+        for candidate in draws:
+            if self._known(space.digest(candidate)) is None:
                 return self._study.enqueue(candidate)
         return False
 
@@ -240,7 +257,8 @@ class SearchLoop:
 
     def _collect(self) -> None:
         done, _ = wait(self._running, timeout=0.5, return_when=FIRST_COMPLETED)
-        for future in done:
+        # Results first: one that could not be run ends the search.
+        for future in sorted(done, key=lambda item: item.exception() is not None):
             pending = self._running.pop(future)
             result = future.result()
             pending.results.append(result)
@@ -322,7 +340,7 @@ class SearchLoop:
         self._on_trial(confirmed)
 
     def with_result(self, trial: Trial, result: ProbeResult) -> Trial:
-        """Return the trial with one more probe; a second verdict against it overrules the first."""
+        """Return the trial with one more probe; a later verdict overrules an earlier one."""
         outcome = trial.outcome
         if result.outcome.is_verdict:
             outcome = result.outcome
@@ -331,7 +349,7 @@ class SearchLoop:
 
     def _check_setup(self, trial: Trial) -> None:
         last = trial.results[-1]
-        if trial.number == 0 and trial.outcome in (Outcome.UNSUPPORTED, Outcome.CRASHED):
+        if trial.number == 0 and trial.outcome in _BROKEN_BASELINE:
             raise BaselineError(
                 f"the baseline is {trial.outcome.value}: {last.detail}",
                 hint=f"The set-up is broken; see {self._folder.probe_folder(last.probe_id)}.",
@@ -343,6 +361,10 @@ class SearchLoop:
                 f"{last.detail}",
                 hint=f"The set-up is broken; see {self._folder.probe_folder(last.probe_id)}.",
             )
+
+
+def _is_past(deadline_s: float | None) -> bool:
+    return deadline_s is not None and time.monotonic() > deadline_s
 
 
 def changed(candidate: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:

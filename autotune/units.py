@@ -68,7 +68,7 @@ def format_gib(num_bytes: int | float | None) -> str:
 
 
 def format_duration(seconds: float | None) -> str:
-    """Return seconds as ``850 ms``, ``12.3 s``, ``4 min 05 s``, ``2 h 10 min``; ``-`` if unknown."""
+    """Return seconds as ``850 ms``, ``12.3 s``, ``4 min 05 s`` and so on; ``-`` if unknown."""
     if seconds is None:
         return "-"
     if seconds < 1:

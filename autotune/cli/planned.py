@@ -58,7 +58,8 @@ def print_planned(facts: dict[str, Any], console: Console) -> None:
     """Print it for people."""
     exact = "" if facts["num_candidates_is_exact"] else " or more"
     lines = [
-        f"model: {facts['model']['architecture']}, {facts['model']['num_parameters']:,} parameters",
+        f"model: {facts['model']['architecture']}, "
+        f"{facts['model']['num_parameters']:,} parameters",
         f"device: {facts['device']['label']}",
         f"budget: {format_gib(facts['budget_bytes'])} ({facts['budget_source']})",
         f"space {facts['space']}: {facts['num_candidates']:,}{exact} candidates",

@@ -119,6 +119,8 @@ def demo(
         settings = {
             "space": "quick",
             "device": "cpu",
+            # Small enough for a laptop's CPU; the search itself is the real one.
+            "global_batch": 4,
             "memory_budget_bytes": common.size(memory_budget, "--memory-budget"),
             "seed": seed,
             "run_dir": folder / "run",

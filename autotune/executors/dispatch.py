@@ -81,7 +81,7 @@ class Dispatcher:
                     target=self._run, name="autotune-dispatcher", daemon=True
                 )
                 self._thread.start()
-        self._call(lambda: self._waiting.append(job))
+            self._call(lambda: self._waiting.append(job))
 
     def abandon(self, job: Job) -> None:
         """End a job that nobody waits for any more."""

@@ -21,6 +21,7 @@ from autotune.executors.logs import STDERR
 from autotune.probe.result import ProbeResult
 from autotune.probe.spec import ProbeSpec
 from autotune.worker import tasks
+from autotune.worker.preload import ENVIRONMENT
 
 
 class InProcessExecutor:
@@ -90,7 +91,7 @@ class InProcessExecutor:
 
     def _run(self, task: str, folder: Path, env: Mapping[str, str]) -> int:
         """Run a task as a process of its own would, and return what its exit code would be."""
-        with _environment(env):
+        with _environment({**ENVIRONMENT, **env}):
             try:
                 tasks.run(task, folder)
             except SystemExit as error:

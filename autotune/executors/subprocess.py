@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,8 @@ class SubprocessExecutor:
             begin=begin,
             finish=finish,
         )
+        # Whoever holds the future needs us, even if nobody else does.
+        job.future.add_done_callback(partial(_let_go, self))
         self._dispatcher.submit(job)
         return job.future
 
@@ -130,7 +133,10 @@ class SubprocessExecutor:
             AutotuneError: The very error the task raised.
             ExecutorError: If the task could not be run, ran out of time or its process died.
         """
-        with tempfile.TemporaryDirectory(prefix="autotune-task-") as temporary:
+        # Whoever gives up waiting leaves before the task has stopped writing.
+        with tempfile.TemporaryDirectory(
+            prefix="autotune-task-", ignore_cleanup_errors=True
+        ) as temporary:
             folder = Path(temporary)
 
             def begin(slot: Slot, asked_at: float) -> Path:
@@ -155,6 +161,10 @@ class SubprocessExecutor:
     def shutdown(self) -> None:
         """End every running probe and release all processes; safe to call twice."""
         self._finalizer()
+
+
+def _let_go(executor: SubprocessExecutor, future: Future[ProbeResult]) -> None:
+    """Do nothing: being called with the executor is enough to have kept it alive."""
 
 
 def _slot(device: int | str) -> Slot:

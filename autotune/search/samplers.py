@@ -4,10 +4,20 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
 
 import optuna
 
-from autotune.errors import UnknownNameError
+from autotune.errors import PrerequisiteError, UnknownNameError
+
+
+class _Grid(optuna.samplers.BruteForceSampler):
+    """Walks the space; that it is used up is noticed by the search, which stops itself."""
+
+    def after_trial(self, *args: Any) -> None:
+        """Do nothing: Optuna's own calls ``Study.stop``, which ask-and-tell does not allow."""
+
 
 _BUILDERS: dict[str, Callable[[int | None, int], optuna.samplers.BaseSampler]] = {
     "tpe": lambda seed, startup: optuna.samplers.TPESampler(
@@ -21,10 +31,9 @@ _BUILDERS: dict[str, Callable[[int | None, int], optuna.samplers.BaseSampler]] =
     ),
     "random": lambda seed, startup: optuna.samplers.RandomSampler(seed=seed),
     # GridSampler wants one flat grid; BruteForceSampler walks conditional spaces as well.
-    "grid": lambda seed, startup: optuna.samplers.BruteForceSampler(
-        seed=seed, avoid_premature_stop=True
-    ),
+    "grid": lambda seed, startup: _Grid(seed=seed, avoid_premature_stop=True),
 }
+_NEEDED = {"gp": ("scipy", "torch")}
 
 NAMES = ("auto", *_BUILDERS)
 
@@ -36,9 +45,16 @@ def resolve(name: str, *, num_trials: int | None, space_size: int) -> str:
 
     Raises:
         UnknownNameError: If there is no such sampler.
+        PrerequisiteError: If it needs a package that is not installed.
     """
     if name not in NAMES:
         raise UnknownNameError("sampler", name, NAMES)
+    missing = [package for package in _NEEDED.get(name, ()) if find_spec(package) is None]
+    if missing:
+        raise PrerequisiteError(
+            f"the sampler {name!r} needs {' and '.join(missing)}, which is not installed.",
+            hint=f"pip install {' '.join(missing)}, or choose another --sampler.",
+        )
     if name != "auto":
         return name
     return "grid" if num_trials is not None and num_trials >= space_size else "tpe"

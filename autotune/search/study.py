@@ -77,10 +77,12 @@ class Study:
             storage=_open_storage(storage),
             study_name=name,
             directions=list(directions),
-            sampler=samplers.build(sampler, seed=seed, num_trials=num_trials),
             load_if_exists=True,
         )
         self._check_identity(identity)
+        # A resumed run, or another host's, must not draw the candidates of the first one again.
+        seed += len(self._study.get_trials(deepcopy=False))
+        self._study.sampler = samplers.build(sampler, seed=seed, num_trials=num_trials)
 
     def _check_identity(self, identity: Mapping[str, Any]) -> None:
         known = self._study.user_attrs.get("identity")

@@ -132,7 +132,7 @@ class DataProfile:
         return self.num_tokens / self.num_rows
 
     def quantile(self, share: float) -> int:
-        """Return the smallest length that at least ``share`` (0 to 1) of the rows do not exceed."""
+        """Return the smallest length that a ``share`` (0 to 1) of the rows do not exceed."""
         needed = share * self.num_rows
         seen = 0
         for length in sorted(self.length_counts):

@@ -101,10 +101,10 @@ def _second_document_unchanged(config: PretrainedConfig, implementation: str) ->
                 if parameter.ndim == 2:
                     # Small random weights attend evenly; sharper ones make a leak visible.
                     parameter.mul_(10.0)
-        ids_BL = torch.randint(2, 60, (1, 2 * _DOCUMENT))
-        positions_BL = torch.arange(_DOCUMENT).repeat(2)[None]
+        ids = torch.randint(2, 60, (1, 2 * _DOCUMENT))
+        positions = torch.arange(_DOCUMENT).repeat(2)[None]
         with torch.no_grad():
-            both = model(input_ids=ids_BL, position_ids=positions_BL, use_cache=False).logits
-            alone = model(input_ids=ids_BL[:, _DOCUMENT:], use_cache=False).logits
+            both = model(input_ids=ids, position_ids=positions, use_cache=False).logits
+            alone = model(input_ids=ids[:, _DOCUMENT:], use_cache=False).logits
     difference = (both[:, _DOCUMENT:] - alone).abs().max()
     return bool(difference <= 1e-3 * alone.abs().max().clamp(min=1e-6))

@@ -79,13 +79,14 @@ class CountingCollator:
         self._recorder = recorder
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Any:
+        """Collate ``rows`` into a batch and count it."""
         num_tokens = sum(len(row["input_ids"]) for row in rows)
         batch = self._inner(rows)
-        labels_BL = batch["labels"]
+        labels = batch["labels"]
         self._recorder.count(
             num_tokens=num_tokens,
             num_positions=batch["input_ids"].numel(),
-            num_loss_tokens=int((labels_BL[..., 1:] != -100).sum()),
+            num_loss_tokens=int((labels[..., 1:] != -100).sum()),
             num_rows=len(rows),
         )
         return batch
@@ -191,7 +192,7 @@ class HfAdapter:
         disable_progress_bars()
         folder = Path(spec.folder)
         mapping = {**spec.config, **probe_overlay(spec, device)}
-        script_args, training_args, model_args, _ = parse(self.config_class(), mapping, folder)
+        _, training_args, model_args, _ = parse(self.config_class(), mapping, folder)
         model_init_kwargs = {
             "revision": model_args.model_revision,
             "trust_remote_code": spec.trust_remote_code,

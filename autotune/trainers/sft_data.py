@@ -115,7 +115,7 @@ def _tokenise(
 ) -> tuple[Dataset, int]:
     """Return the rows as ``SFTTrainer`` itself tokenises and labels them, and how many are empty.
 
-    TRL prepares data while it builds a trainer, and a trainer needs a model; the smallest one does.
+    TRL prepares data while it builds a trainer, which needs a model; the smallest one does.
     """
     raw, num_empty = _without_empty(raw)
     args = SFTConfig(

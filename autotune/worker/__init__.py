@@ -1,1 +1,4 @@
-"""What lives inside the probe processes; started by command line, never imported by the search."""
+"""What lives inside the probe processes, started by command line.
+
+The search imports of it only what reads a task's answer and a process's last words.
+"""

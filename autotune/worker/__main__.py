@@ -7,6 +7,8 @@ import os
 import socket
 from pathlib import Path
 
+from autotune.worker.preload import ENVIRONMENT
+
 
 def main() -> None:
     """Read the command line and run until there is nothing left to do."""
@@ -21,6 +23,8 @@ def main() -> None:
     run.add_argument("folder", type=Path)
     run.add_argument("--parent", type=int, default=None, help="process to die with")
     arguments = parser.parse_args()
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
     if arguments.command == "run":
         from autotune.worker.child import run_to_exit
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-NUM_ROWS = 500
+NUM_ROWS = 600
 SEED = 7
 
 _SUBJECTS = ("the model", "a tokenizer", "the optimizer", "our cluster", "this layer", "the data")
@@ -44,8 +44,8 @@ def conversations(num_rows: int = NUM_ROWS, seed: int = SEED) -> list[dict[str, 
 
 
 def _conversation(draw: random.Random) -> list[dict[str, str]]:
-    # Median of about 7 sentences; a row in a hundred holds 60.
-    num_sentences = max(2, min(64, round(draw.lognormvariate(1.95, 0.95))))
+    # Median of about 5 sentences; a row in a hundred holds more than 45.
+    num_sentences = max(2, min(64, round(draw.lognormvariate(1.5, 1.0))))
     num_turns = max(1, min(6, num_sentences // 8))
     messages = []
     for _ in range(num_turns):

@@ -20,7 +20,11 @@ ENVIRONMENT = {
     # Whether CUDA is there is asked of NVML: asking CUDA itself would create a context.
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
     "TOKENIZERS_PARALLELISM": "false",
+    # TRL tells the hub of every trainer that is built. Probes are no trainings to be counted, and
+    # where the hub can't be reached each attempt takes seconds.
+    "HF_HUB_DISABLE_TELEMETRY": "1",
 }
+"""Set in every worker process before anything is imported, unless the user has set them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +57,6 @@ def preload(modules: Sequence[str]) -> Preloaded:
     imports lazily do so now.
     """
     began = time.perf_counter()
-    os.environ.update({k: v for k, v in ENVIRONMENT.items() if k not in os.environ})
     # What is imported stays; collecting it again and again would only unshare its pages.
     gc.disable()
     versions: dict[str, str] = {}

@@ -53,6 +53,8 @@ class Server:
     def __init__(
         self, connection: socket.socket, *, launch: str, preload: tuple[str, ...]
     ) -> None:
+        # Open in a process that outlives us, it would hide our end from the search.
+        connection.set_inheritable(False)
         self._connection = connection
         self._launch = launch
         self._modules = preload

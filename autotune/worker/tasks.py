@@ -62,11 +62,13 @@ def read_answer(folder: Path) -> dict[str, Any] | None:
         answer = json.loads((folder / "answer.json").read_text())
     except (OSError, ValueError):
         return None
+    if not isinstance(answer, dict):
+        return None
     if "error" in answer:
         fields = answer["error"]
         kind = getattr(errors, fields["type"], errors.AutotuneError)
         raise errors._rebuild(kind, fields["message"], fields["hint"])
-    return answer["ok"]  # type: ignore[no-any-return]
+    return answer.get("ok")
 
 
 def is_disk_full(error: BaseException) -> bool:

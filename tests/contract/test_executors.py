@@ -128,6 +128,12 @@ def test_the_environment_of_a_task_is_its_own(executor: Executor) -> None:
     assert "AUTOTUNE_TEST" not in os.environ
 
 
+def test_probes_tell_the_hub_nothing(executor: Executor) -> None:
+    request = {"names": ["HF_HUB_DISABLE_TELEMETRY"]}
+    answer = executor.run_task(f"{TASKS}:environment", request, timeout_s=WAIT_S)
+    assert answer["values"] == {"HF_HUB_DISABLE_TELEMETRY": "1"}
+
+
 def test_a_folder_that_cannot_be_made_is_no_verdict(executor: Executor, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     future = executor.submit(make_spec(tmp_path / "file" / "0001"))
@@ -247,6 +253,13 @@ def test_nothing_outlives_an_executor_that_was_forgotten(tmp_path: Path) -> None
     del executor
     gc.collect()
     assert processes.wait_until_gone(server, within_s=5)
+
+
+def test_a_future_keeps_its_executor(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    future = fork(timeout_s=1.5).submit(make_spec(tmp_path))
+    gc.collect()
+    assert future.result(WAIT_S).outcome is Outcome.TIMEOUT
 
 
 def test_shutdown_ends_what_runs_and_fails_what_waits(tmp_path: Path) -> None:

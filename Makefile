@@ -1,0 +1,41 @@
+# Two commands on a fresh machine: `make demo` runs a search, `make test` passes the tests.
+# Both set up what they need in .venv; PYTHON chooses another interpreter (3.11 or later).
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test quick-test lint setup bench clean
+
+demo: $(READY)
+	$(BIN)/autotune demo
+
+test: $(READY) lint
+	$(BIN)/python -m pytest -q
+
+quick-test: $(READY)
+	$(BIN)/python -m pytest -q -m "not trl and not gpu"
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/codespell
+
+bench: $(READY)
+	$(BIN)/python benchmarks/overhead.py
+
+setup: $(READY)
+
+# torch first and alone, at the pinned version: a range would take the newest build there is.
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[trl,plot,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) .demo dist build
