@@ -9,7 +9,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autotune.errors import AutotuneError, BaselineError
+from autotune.errors import AutotuneError, BaselineError, JournalError
 from autotune.executors.base import Executor
 from autotune.objectives import Constraint, Objective, violations
 from autotune.plan import Plan
@@ -235,7 +235,13 @@ class SearchLoop:
         while folder.exists():  # left by a run that was killed; its files are kept
             number += 1
             folder = self._folder.probe_folder(f"{probe_id}.{number}")
-        folder.mkdir(parents=True)
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise JournalError(
+                f"{folder} cannot be made: {error.strerror or error}.",
+                hint="Free space on the disk and continue with --resume.",
+            ) from error
         return ProbeSpec(
             probe_id=folder.name,
             folder=str(folder),

@@ -95,6 +95,8 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             self.work.mkdir(exist_ok=True)
             self._take_lock()
+            # Optuna appends to such a line and cannot read the study any more.
+            journal.drop_torn_line(self.study_file)
         except OSError as error:
             raise JournalError(
                 f"the run folder {self.path} cannot be written: {error.strerror or error}.",

@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -31,6 +32,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure(config: pytest.Config) -> None:
     for folder in _caches:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    # Importing the training stack takes longer than all other tests together.
+    leaves_out = "not trl" in (config.option.markexpr or "")
+    return True if leaves_out and collection_path == Path(__file__).parent / "trl" else None
 
 
 @pytest.fixture(autouse=True)

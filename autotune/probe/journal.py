@@ -26,7 +26,7 @@ def append(path: Path, kind: str, value: Mapping[str, Any]) -> None:
     """
     line = json.dumps({"schema": SCHEMA, "kind": kind, **value}) + "\n"
     try:
-        _drop_torn_line(path)
+        drop_torn_line(path)
         with path.open("a") as file:
             file.write(line)
             file.flush()
@@ -75,7 +75,7 @@ def read(path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def _drop_torn_line(path: Path) -> None:
+def drop_torn_line(path: Path) -> None:
     """Remove a last line without newline, so that the next record starts on its own line."""
     if not path.exists() or path.stat().st_size == 0:
         return

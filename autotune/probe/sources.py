@@ -115,5 +115,5 @@ def _saved(path: Path, split: str | None) -> dict[str, Any]:
 
 
 def short_name(name: str) -> str:
-    """Return the last part of a hub id or path, without a suffix, for folder names."""
-    return Path(name.rstrip("/")).stem or "model"
+    """Return the last part of a hub id or path, such as ``Qwen3-0.6B``, for folder names."""
+    return Path(name.rstrip("/")).name or "model"

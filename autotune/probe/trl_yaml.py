@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from autotune.errors import UsageError
+from autotune.errors import JournalError, UsageError
 from autotune.units import format_gib, format_rate
 
 MARK = "# Written by autotune"
@@ -162,17 +162,27 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write ``content`` so that ``path`` holds either the old or the whole new content."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write ``content`` so that ``path`` holds either the old or the whole new content.
+
+    Raises:
+        JournalError: If it cannot be written, such as on a full disk.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with temporary.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise JournalError(
+            f"{path} cannot be written: {error.strerror or error}.",
+            hint="Free space on the disk, or choose another place.",
+        ) from error
 
 
 def _setting(value: Any) -> str:

@@ -8,7 +8,8 @@ and ``lost`` say nothing about it and are FAIL. Values are never invented.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +42,24 @@ class Proposal:
 
     candidate: dict[str, Value]
     handle: optuna.trial.Trial
+
+
+@contextmanager
+def _recording() -> Iterator[None]:
+    """Turn what a full disk or a lost database raises into an error of ours.
+
+    Raises:
+        JournalError: If the study cannot be read or written.
+    """
+    try:
+        yield
+    except (OSError, optuna.exceptions.StorageInternalError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise JournalError(
+            f"the study cannot be read or written: {reason}.",
+            hint="Free space on the disk, or mend the storage, and continue with --resume; "
+            "finished probes are kept.",
+        ) from error
 
 
 class Study:
@@ -97,6 +116,7 @@ class Study:
                 hint="Use another --study or --run-dir.",
             )
 
+    @_recording()
     def close_abandoned(self) -> int:
         """Mark trials that this run left running (a kill, a crash) as failed; return how many."""
         abandoned = [
@@ -108,6 +128,7 @@ class Study:
             self._study.tell(trial.number, state=TrialState.FAIL)
         return len(abandoned)
 
+    @_recording()
     def enqueue(self, candidate: Mapping[str, Value]) -> bool:
         """Make the next :meth:`ask` propose ``candidate``; False if the space cannot draw it."""
         params: dict[str, Value] = {}
@@ -127,6 +148,7 @@ class Study:
         self._study.enqueue_trial(params)
         return True
 
+    @_recording()
     def ask(self) -> Proposal:
         """Return the next candidate."""
         trial = self._study.ask()
@@ -135,6 +157,7 @@ class Study:
         trial.set_user_attr("candidate", json.dumps(candidate))
         return Proposal(candidate=candidate, handle=trial)
 
+    @_recording()
     def tell_ok(
         self,
         proposal: Proposal,
@@ -150,6 +173,7 @@ class Study:
         self._attributes(proposal, {"outcome": Outcome.OK.value, **attributes})
         self._study.tell(proposal.handle, list(values))
 
+    @_recording()
     def tell_refused(
         self, proposal: Proposal, outcome: Outcome, attributes: Mapping[str, Any]
     ) -> None:
@@ -161,6 +185,7 @@ class Study:
         else:
             self._study.tell(proposal.handle, state=TrialState.FAIL)
 
+    @_recording()
     def tell_known(self, proposal: Proposal, number: int) -> None:
         """Tell that this candidate is trial ``number`` again and was not probed.
 
@@ -170,6 +195,7 @@ class Study:
         self._attributes(proposal, {"same_as": number})
         self._study.tell(proposal.handle, state=TrialState.FAIL)
 
+    @_recording()
     def known_elsewhere(self) -> set[str]:
         """Return the digests of candidates that other runs of a shared study have probed."""
         return {
@@ -178,6 +204,7 @@ class Study:
             if "digest" in trial.user_attrs and trial.user_attrs.get("owner") != self._owner
         }
 
+    @_recording()
     def mark_digest(self, proposal: Proposal, digest: str) -> None:
         """Note the candidate's digest as soon as its probe starts, for runs beside this one."""
         proposal.handle.set_user_attr("digest", digest)

@@ -70,7 +70,7 @@ def _model_error(name: str, error: BaseException) -> PrerequisiteError | UsageEr
             hint="Update transformers, or choose a model that it knows.",
         )
     return PrerequisiteError(
-        f"the model {name!r} was not found: {_short(error)}",
+        f"the model {name!r} cannot be loaded: {_short(error)}",
         hint="Give a hub id such as Qwen/Qwen3-0.6B, or a folder with config.json and tokenizer.",
     )
 
@@ -104,6 +104,10 @@ def open_dataset(script_args: Any, dataset_args: Any) -> datasets.Dataset:
         raise PrerequisiteError(
             f"the data set {named!r} cannot be reached: {_short(error)}",
             hint="Check the name and the network; a gated data set needs `hf auth login`.",
+        ) from error
+    except StopIteration as error:  # the JSON loader's answer to a file without a line
+        raise UsageError(
+            f"the data set {named!r} is empty.", hint="Check the file, or choose another."
         ) from error
     except (ValueError, RuntimeError, TypeError, datasets.exceptions.DatasetsError) as error:
         raise UsageError(

@@ -117,7 +117,7 @@ def _tokenise(
 
     TRL prepares data while it builds a trainer, which needs a model; the smallest one does.
     """
-    raw, num_empty = _without_empty(raw)
+    raw, num_empty = _without_empty(raw, training_args.dataset_text_field)
     args = SFTConfig(
         output_dir=str(folder / "output"),
         use_cpu=True,
@@ -165,15 +165,18 @@ def _tokenise(
     return rows, num_empty
 
 
-def _without_empty(raw: Dataset) -> tuple[Dataset, int]:
+def _without_empty(raw: Dataset, text_field: str) -> tuple[Dataset, int]:
     """Return the rows whose trained column is not null or empty; TRL fails on the others."""
-    names = ("input_ids", "messages", "conversations", "prompt", "completion", "text")
-    columns = [name for name in names if name in raw.column_names]
+    names = ("input_ids", "messages", "conversations", "prompt", "completion", text_field)
+    columns = [name for name in dict.fromkeys(names) if name in raw.column_names]
     columns = [name for name in columns if name != "prompt" or "completion" in columns]
-    values = [raw[name] for name in columns]
-    kept = [
-        index for index, row in enumerate(zip(*values, strict=True)) if all(field for field in row)
-    ]
+    kept = list(range(len(raw)))
+    for name in columns:
+        values = raw[name]
+        # A completion may stand alone: an empty text is a prompt.
+        kept = [
+            index for index in kept if values[index] or (name, values[index]) == ("prompt", "")
+        ]
     if len(kept) == len(raw) or not columns:
         return raw, 0
     if not kept:

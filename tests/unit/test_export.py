@@ -8,7 +8,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.errors import UsageError
+from autotune.errors import JournalError, UsageError
 from autotune.export import export, write_configs
 from autotune.probe import trl_yaml
 
@@ -142,7 +142,7 @@ def test_a_failed_export_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr("os.replace", fail)
-    with pytest.raises(OSError, match="disk full"):
+    with pytest.raises(JournalError, match="disk full"):
         export({"a": 2}, {}, path)
     assert yaml.safe_load(path.read_text()) == {"a": 1}
     assert list(tmp_path.iterdir()) == [path]

@@ -430,9 +430,7 @@ def test_a_peak_that_grows_over_the_budget_makes_the_trial_infeasible(tmp_path: 
     assert result.measurement is not None
     import dataclasses
 
-    peak = dataclasses.replace(
-        result.measurement.phases["later_steps"], resident_bytes=7 * GIB
-    )
+    peak = dataclasses.replace(result.measurement.phases["later_steps"], resident_bytes=7 * GIB)
     grown = dataclasses.replace(
         result,
         measurement=dataclasses.replace(
@@ -536,9 +534,7 @@ def test_a_resumed_loop_goes_on_numbering_and_repeats_nothing(tmp_path: Path) ->
     first = make_loop(tmp_path, FakeExecutor(wall=ROOMY), sampler="random")
     first.run(10, None)
     executor = FakeExecutor(wall=ROOMY)
-    loop = make_loop(
-        tmp_path, executor, sampler="random", trials=load_trials(RunFolder(tmp_path))
-    )
+    loop = make_loop(tmp_path, executor, sampler="random", trials=load_trials(RunFolder(tmp_path)))
     loop.run(16, None)
     assert len(executor.submitted) == 6
     numbers = [trial.number for trial in loop.trials]
@@ -570,5 +566,3 @@ def test_global_generators_do_not_change_a_search(tmp_path: Path) -> None:
         return [trial.digest for trial in loop.trials]
 
     assert run("a", reseed=False) == run("b", reseed=True)
-
-

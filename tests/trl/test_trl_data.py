@@ -1,0 +1,443 @@
+"""Tokenising once gives what TRL itself would train on, for every format and kind of file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, DatasetDict
+from transformers import AutoTokenizer
+from trl_kit import keys_for, num_loss_tokens, prepare, prepared, raw_rows, trl_rows, write_jsonl
+
+from autotune.errors import PrerequisiteError, UsageError
+from autotune.executors.subprocess import SubprocessExecutor
+from autotune.trainers.sft_data import _without_empty
+
+pytestmark = pytest.mark.trl
+
+Rows = list[dict[str, Any]]
+
+
+def as_text(chats: Rows, model: str) -> Rows:
+    return [{"text": " ".join(m["content"] for m in row["messages"])} for row in chats]
+
+
+def as_prompt(chats: Rows, model: str) -> Rows:
+    return [
+        {"prompt": row["messages"][0]["content"], "completion": row["messages"][1]["content"]}
+        for row in chats
+    ]
+
+
+def as_prompt_chat(chats: Rows, model: str) -> Rows:
+    return [{"prompt": row["messages"][:1], "completion": row["messages"][1:2]} for row in chats]
+
+
+def as_ids(chats: Rows, model: str) -> Rows:
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    return [{"input_ids": tokenizer(row["text"])["input_ids"]} for row in as_text(chats, model)]
+
+
+def as_ids_and_labels(chats: Rows, model: str) -> Rows:
+    rows = [row["input_ids"] for row in as_ids(chats, model)]
+    return [{"input_ids": ids, "labels": [-100] * 5 + ids[5:]} for ids in rows]
+
+
+def as_from_value(chats: Rows, model: str) -> Rows:
+    return [
+        {"conversations": [{"from": m["role"], "value": m["content"]} for m in row["messages"]]}
+        for row in chats
+    ]
+
+
+FORMATS: dict[str, tuple[Callable[[Rows, str], Rows], str]] = {
+    "text": (as_text, "text"),
+    "messages": (lambda chats, model: chats, "messages"),
+    "prompt-completion": (as_prompt, "prompt-completion"),
+    "prompt-completion-chat": (as_prompt_chat, "prompt-completion conversational"),
+    "input_ids": (as_ids, "pre-tokenised"),
+    "input_ids-and-labels": (as_ids_and_labels, "pre-tokenised"),
+    "from-value": (as_from_value, "conversations"),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_rows_are_those_that_sft_trainer_makes(
+    name: str,
+    executor: SubprocessExecutor,
+    model: str,
+    chats: Rows,
+    tmp_path: Path,
+    work: Path,
+) -> None:
+    make, kind = FORMATS[name]
+    keys = keys_for(model, write_jsonl(tmp_path / "rows.jsonl", make(chats, model)))
+    answer = prepare(executor, work, keys)
+    profile, rows = prepared(answer)
+    expected = trl_rows(tmp_path, keys, model, max_length=None)
+    assert profile.format == kind
+    assert list(rows["input_ids"]) == list(expected["input_ids"])
+    assert list(rows["labels"]) == list(expected["labels"])
+    assert list(rows["num_tokens"]) == [len(ids) for ids in expected["input_ids"]]
+    assert profile.num_rows == len(expected) == len(chats)
+    assert profile.num_tokens == sum(len(ids) for ids in expected["input_ids"])
+    assert profile.num_loss_tokens == num_loss_tokens(expected)
+    assert profile.longest == max(len(ids) for ids in expected["input_ids"])
+    assert profile.num_empty_rows == 0
+    assert answer["model"]["has_chat_template"]
+    assert answer["model"]["architecture"] == "LlamaForCausalLM"
+    assert answer["model"]["keeps_documents_apart"] == {"sdpa": True, "eager": True}
+
+
+def write_json(path: Path, rows: Rows) -> Path:
+    (path / "rows.json").write_text(json.dumps(rows))
+    return path / "rows.json"
+
+
+def write_lines(path: Path, rows: Rows) -> Path:
+    return write_jsonl(path / "rows.jsonl", rows)
+
+
+def write_parquet(path: Path, rows: Rows) -> Path:
+    Dataset.from_list(rows).to_parquet(path / "rows.parquet")
+    return path / "rows.parquet"
+
+
+def write_csv(path: Path, rows: Rows) -> Path:
+    Dataset.from_list(rows).to_csv(path / "rows.csv", index=False)
+    return path / "rows.csv"
+
+
+def write_saved(path: Path, rows: Rows) -> Path:
+    Dataset.from_list(rows).save_to_disk(path / "saved")
+    return path / "saved"
+
+
+def write_shards(path: Path, rows: Rows) -> Path:
+    Dataset.from_list(rows).save_to_disk(path / "shards", num_shards=3)
+    return path / "shards"
+
+
+def write_arrow(path: Path, rows: Rows) -> Path:
+    return next(write_saved(path, rows).glob("*.arrow"))
+
+
+def write_dict(path: Path, rows: Rows) -> Path:
+    data = Dataset.from_list(rows)
+    DatasetDict({"train": data, "test": data.select([0])}).save_to_disk(path / "dict")
+    return path / "dict"
+
+
+def write_folder(path: Path, rows: Rows) -> Path:
+    write_jsonl(path / "folder" / "train.jsonl", rows)
+    return path / "folder"
+
+
+def write_folder_of_parts(path: Path, rows: Rows) -> Path:
+    write_jsonl(path / "parts" / "a.jsonl", rows[:10])
+    write_jsonl(path / "parts" / "b.jsonl", rows[10:])
+    return path / "parts"
+
+
+FILES = {
+    "json": write_json,
+    "jsonl": write_lines,
+    "parquet": write_parquet,
+    "csv": write_csv,
+    "arrow": write_arrow,
+    "saved": write_saved,
+    "saved-in-shards": write_shards,
+    "saved-dict": write_dict,
+    "folder": write_folder,
+    "folder-of-parts": write_folder_of_parts,
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_kind_of_file_is_read_by_trl_as_by_us(
+    name: str,
+    executor: SubprocessExecutor,
+    model: str,
+    chats: Rows,
+    tmp_path: Path,
+    work: Path,
+) -> None:
+    rows = as_prompt(chats, model) if name == "csv" else chats
+    keys = keys_for(model, FILES[name](tmp_path, rows))
+    read = raw_rows(tmp_path, keys)
+    columns = list(rows[0])
+    assert [{name: row[name] for name in columns} for row in read] == rows
+    profile, _ = prepared(prepare(executor, work, keys))
+    assert profile.num_rows == len(rows)
+
+
+@pytest.mark.parametrize("name", ["saved-dict", "folder"])
+def test_another_split_can_be_chosen(
+    name: str,
+    executor: SubprocessExecutor,
+    model: str,
+    chats: Rows,
+    tmp_path: Path,
+    work: Path,
+) -> None:
+    path = FILES[name](tmp_path, chats)
+    if name == "folder":
+        write_jsonl(path / "test.jsonl", chats[:1])
+    keys = keys_for(model, path, split="test")
+    profile, _ = prepared(prepare(executor, work, keys))
+    assert profile.num_rows == 1
+    assert len(raw_rows(tmp_path, keys)) == 1
+
+
+def test_a_slice_of_a_file_can_be_chosen(
+    executor: SubprocessExecutor, model: str, chats: Rows, tmp_path: Path, work: Path
+) -> None:
+    keys = keys_for(model, write_lines(tmp_path, chats), split="train[:5]")
+    assert len(raw_rows(tmp_path, keys)) == 5
+    assert prepared(prepare(executor, work, keys))[0].num_rows == 5
+
+
+def test_another_text_column_can_be_fixed(
+    executor: SubprocessExecutor, model: str, chats: Rows, tmp_path: Path, work: Path
+) -> None:
+    rows = [{"content": row["text"]} for row in as_text(chats, model)]
+    rows[3]["content"] = None
+    path = write_lines(tmp_path, rows)
+    keys = {**keys_for(model, path), "dataset_text_field": "content"}
+    profile, _ = prepared(prepare(executor, work, keys))
+    assert profile.format == "text"
+    assert profile.num_rows == len(rows) - 1
+    assert profile.num_empty_rows == 1
+
+
+@pytest.mark.parametrize("empty", [None, ""])
+def test_empty_rows_are_left_out_and_counted(
+    empty: str | None,
+    executor: SubprocessExecutor,
+    model: str,
+    chats: Rows,
+    tmp_path: Path,
+    work: Path,
+) -> None:
+    rows = as_text(chats, model)
+    rows[2]["text"] = rows[7]["text"] = empty
+    profile, _ = prepared(prepare(executor, work, keys_for(model, write_lines(tmp_path, rows))))
+    assert profile.num_rows == len(rows) - 2
+    assert profile.num_empty_rows == 2
+
+
+def test_a_prompt_may_be_empty(
+    executor: SubprocessExecutor, model: str, chats: Rows, tmp_path: Path, work: Path
+) -> None:
+    rows = as_prompt(chats, model)
+    rows[2]["prompt"] = ""
+    keys = keys_for(model, write_lines(tmp_path, rows))
+    expected = trl_rows(tmp_path, keys, model, max_length=None)
+    profile, _ = prepared(prepare(executor, work, keys))
+    assert profile.num_rows == len(expected)
+
+
+def test_rows_without_empty_ones_are_not_touched() -> None:
+    data = Dataset.from_list([{"text": "a", "other": None}, {"text": "b", "other": None}])
+    assert _without_empty(data, "text")[0] is data
+
+
+# --- what cannot be trained on ------------------------------------------------------------------
+
+Broken = Callable[[str, Path, Rows], tuple[str, Path, dict[str, Any]]]
+
+
+def copy_model(model: str, folder: Path, *, without: tuple[str, ...] = ()) -> Path:
+    folder.mkdir(parents=True)
+    for file in Path(model).iterdir():
+        if file.name not in without and file.suffix != ".safetensors":
+            (folder / file.name).write_bytes(file.read_bytes())
+    return folder
+
+
+def no_such_model(model: str, path: Path, chats: Rows) -> Any:
+    return str(path / "nowhere"), write_lines(path, chats), {}
+
+
+def no_config(model: str, path: Path, chats: Rows) -> Any:
+    found = copy_model(model, path / "model", without=("config.json",))
+    return str(found), write_lines(path, chats), {}
+
+
+def broken_config(model: str, path: Path, chats: Rows) -> Any:
+    found = copy_model(model, path / "model")
+    (found / "config.json").write_text('{"model_type": ')
+    return str(found), write_lines(path, chats), {}
+
+
+def unknown_architecture(model: str, path: Path, chats: Rows) -> Any:
+    found = copy_model(model, path / "model")
+    (found / "config.json").write_text('{"model_type": "of_next_year", "architectures": ["X"]}')
+    return str(found), write_lines(path, chats), {}
+
+
+def no_architecture(model: str, path: Path, chats: Rows) -> Any:
+    found = copy_model(model, path / "model")
+    config = json.loads((found / "config.json").read_text())
+    del config["architectures"]
+    (found / "config.json").write_text(json.dumps(config))
+    return str(found), write_lines(path, chats), {}
+
+
+def no_tokenizer(model: str, path: Path, chats: Rows) -> Any:
+    names = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
+    found = copy_model(model, path / "model", without=names)
+    return str(found), write_lines(path, chats), {}
+
+
+def no_special_tokens(model: str, path: Path, chats: Rows) -> Any:
+    found = copy_model(model, path / "model", without=("special_tokens_map.json",))
+    file = found / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    file.write_text(json.dumps({k: v for k, v in config.items() if not k.endswith("_token")}))
+    return str(found), write_lines(path, chats), {}
+
+
+def no_chat_template(model: str, path: Path, chats: Rows) -> Any:
+    found = copy_model(model, path / "model", without=("chat_template.jinja",))
+    return str(found), write_lines(path, chats), {}
+
+
+def no_column(model: str, path: Path, chats: Rows) -> Any:
+    return model, write_lines(path, [{"question": "a", "answer": "b"}]), {}
+
+
+def empty_file(model: str, path: Path, chats: Rows) -> Any:
+    (path / "rows.jsonl").touch()
+    return model, path / "rows.jsonl", {}
+
+
+def all_rows_empty(model: str, path: Path, chats: Rows) -> Any:
+    return model, write_lines(path, [{"text": ""}, {"text": None}, {"text": ""}]), {}
+
+
+def all_ids_empty(model: str, path: Path, chats: Rows) -> Any:
+    data = Dataset.from_dict({"input_ids": [[], []], "labels": [[], []]})
+    data.to_parquet(path / "rows.parquet")
+    return model, path / "rows.parquet", {}
+
+
+def all_masked(model: str, path: Path, chats: Rows) -> Any:
+    return model, write_lines(path, [{"input_ids": [5, 6], "labels": [-100, -100]}] * 3), {}
+
+
+def damaged_lines(model: str, path: Path, chats: Rows) -> Any:
+    file = write_lines(path, chats)
+    file.write_text(file.read_text()[:-50])
+    return model, file, {}
+
+
+def not_json(model: str, path: Path, chats: Rows) -> Any:
+    (path / "rows.json").write_text("these are no rows")
+    return model, path / "rows.json", {}
+
+
+def not_parquet(model: str, path: Path, chats: Rows) -> Any:
+    (path / "rows.parquet").write_bytes(b"PAR1 or not")
+    return model, path / "rows.parquet", {}
+
+
+def mixed_rows(model: str, path: Path, chats: Rows) -> Any:
+    return model, write_lines(path, [{"text": "a"}, {"text": ["b", "c"]}]), {}
+
+
+def no_split(model: str, path: Path, chats: Rows) -> Any:
+    return model, write_lines(path, chats), {"split": "validation"}
+
+
+def no_split_in_folder(model: str, path: Path, chats: Rows) -> Any:
+    return model, write_folder(path, chats), {"split": "validation"}
+
+
+def no_split_in_dict(model: str, path: Path, chats: Rows) -> Any:
+    return model, write_dict(path, chats), {"split": "validation"}
+
+
+def no_file(model: str, path: Path, chats: Rows) -> Any:
+    return model, path / "rows.jsonl", {}
+
+
+def other_kind(model: str, path: Path, chats: Rows) -> Any:
+    (path / "rows.xlsx").touch()
+    return model, path / "rows.xlsx", {}
+
+
+def empty_folder(model: str, path: Path, chats: Rows) -> Any:
+    (path / "folder").mkdir()
+    return model, path / "folder", {}
+
+
+def empty_csv(model: str, path: Path, chats: Rows) -> Any:
+    (path / "rows.csv").touch()
+    return model, path / "rows.csv", {}
+
+
+def empty_list(model: str, path: Path, chats: Rows) -> Any:
+    (path / "rows.json").write_text("[]")
+    return model, path / "rows.json", {}
+
+
+def no_column_names(model: str, path: Path, chats: Rows) -> Any:
+    (path / "rows.csv").write_text("1,2\n3,4\n")
+    return model, path / "rows.csv", {}
+
+
+BROKEN: dict[Broken, tuple[type[Exception], str]] = {
+    no_such_model: (PrerequisiteError, "no model folder"),
+    no_config: (PrerequisiteError, "config.json"),
+    broken_config: (PrerequisiteError, "config"),
+    unknown_architecture: (UsageError, "transformers"),
+    no_architecture: (UsageError, "architecture"),
+    no_tokenizer: (PrerequisiteError, "tokenizer"),
+    no_special_tokens: (UsageError, "eos token"),
+    no_chat_template: (UsageError, "chat template"),
+    no_column: (UsageError, "answer, question"),
+    empty_file: (UsageError, "rows.jsonl"),
+    empty_csv: (UsageError, "rows.csv"),
+    empty_list: (UsageError, "rows.json"),
+    no_column_names: (UsageError, "no column"),
+    all_rows_empty: (UsageError, "empty"),
+    all_ids_empty: (UsageError, "empty"),
+    all_masked: (UsageError, "loss"),
+    damaged_lines: (UsageError, "rows.jsonl"),
+    not_json: (UsageError, "rows.json"),
+    not_parquet: (UsageError, "rows.parquet"),
+    mixed_rows: (UsageError, ""),
+    no_split: (UsageError, "validation"),
+    no_split_in_folder: (UsageError, "validation"),
+    no_split_in_dict: (UsageError, "validation"),
+    no_file: (PrerequisiteError, "rows.jsonl"),
+    other_kind: (UsageError, "xlsx"),
+    empty_folder: (UsageError, "no data file"),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN, ids=lambda case: case.__name__)
+def test_what_cannot_be_trained_on_is_refused_with_a_hint(
+    case: Broken,
+    executor: SubprocessExecutor,
+    model: str,
+    chats: Rows,
+    tmp_path: Path,
+    work: Path,
+) -> None:
+    kind, named = BROKEN[case]
+    found, dataset, options = case(model, tmp_path, chats)
+
+    def use() -> None:
+        prepare(executor, work, keys_for(found, dataset, **options))
+
+    with pytest.raises(kind) as caught:
+        use()
+    assert type(caught.value) is kind
+    assert named in caught.value.message
+    assert caught.value.hint
+    assert "Traceback" not in caught.value.message

@@ -1,0 +1,143 @@
+"""What several tests with the real TRL share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from datasets import Dataset, load_dataset, load_from_disk
+from transformers import AutoTokenizer
+from trl import (
+    DatasetMixtureConfig,
+    ModelConfig,
+    ScriptArguments,
+    SFTConfig,
+    SFTTrainer,
+    TrlParser,
+    get_dataset,
+)
+
+from autotune.executors.base import Executor
+from autotune.plan import Plan, Request, make_plan
+from autotune.probe import sources
+from autotune.probe.result import ProbeResult
+from autotune.probe.spec import ProbeSpec
+from autotune.runfolder import RunFolder
+from autotune.space.context import DataProfile
+from autotune.space.space import SearchSpace
+
+ON_CPU = {"use_cpu": True, "bf16": False, "report_to": "none"}
+
+
+def write_jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def keys_for(model: str, dataset: object, *, split: str | None = None) -> dict[str, Any]:
+    """Return the TRL keys that a search would export for model and data set."""
+    return {
+        **sources.model_keys(model, revision=None, trust_remote_code=False),
+        **sources.dataset_keys(str(dataset), split=split, config_name=None),
+    }
+
+
+def prepare(
+    executor: Executor,
+    work: Path,
+    keys: Mapping[str, Any],
+    *,
+    max_lengths: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Return what the prepare task answers."""
+    request = {
+        "trainer": "sft",
+        "config": dict(keys),
+        "folder": str(work),
+        "max_lengths": list(max_lengths),
+        "trust_remote_code": False,
+    }
+    return executor.run_task("prepare", request, timeout_s=120)
+
+
+def prepared(answer: Mapping[str, Any]) -> tuple[DataProfile, Dataset]:
+    """Return the profile and the tokenised rows of an answer."""
+    return DataProfile.from_dict(answer["data"]), load_from_disk(answer["data_folder"])
+
+
+def parse(folder: Path, mapping: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return TRL's dataclasses for a mapping, as ``trl sft --config`` reads them."""
+    path = folder / "parsed.yaml"
+    path.write_text(yaml.safe_dump(dict(mapping)))
+    parser = TrlParser((ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig))
+    return parser.parse_args_and_config(args=["--config", str(path)], fail_with_unknown_args=True)
+
+
+def raw_rows(folder: Path, keys: Mapping[str, Any]) -> Dataset:
+    """Return the rows that TRL's own script would train on, read as it reads them."""
+    mapping = {**keys, **ON_CPU, "output_dir": str(folder / "out")}
+    script_args, _, _, dataset_args = parse(folder, mapping)
+    if dataset_args.datasets:
+        found = get_dataset(dataset_args)
+    else:
+        found = load_dataset(script_args.dataset_name, name=script_args.dataset_config)
+    return found[script_args.dataset_train_split]
+
+
+def trl_rows(folder: Path, keys: Mapping[str, Any], model: str, **changes: Any) -> Dataset:
+    """Return the rows that ``SFTTrainer`` would train on for these keys."""
+    # Extra columns would be in the way of nothing but the comparison.
+    args = SFTConfig(output_dir=str(folder / "out"), **ON_CPU, **changes)
+    trainer = SFTTrainer(
+        model=model,
+        args=args,
+        train_dataset=raw_rows(folder, keys),
+        processing_class=AutoTokenizer.from_pretrained(model),
+    )
+    return trainer.train_dataset
+
+
+def num_loss_tokens(rows: Dataset) -> int:
+    return sum(label != -100 for labels in rows["labels"] for label in labels)
+
+
+def plan_of(executor: Executor, folder: Path, model: str, dataset: object, **asked: Any) -> Plan:
+    """Return the plan of a search with the real worker."""
+    run = RunFolder(folder)
+    run.work.mkdir(parents=True, exist_ok=True)
+    space = SearchSpace.load(asked.pop("space", "sft"))
+    values = {"device": "cpu", "warmup_steps": 0, "measured_steps": 1, **asked}
+    request = Request(model=model, dataset=str(dataset), space=space, **values)
+    return make_plan(request, run, executor)
+
+
+def spec_of(plan: Plan, folder: Path, candidate: Mapping[str, Any], **changes: Any) -> ProbeSpec:
+    """Return the spec with which a search would probe a candidate."""
+    config = plan.config(candidate)
+    folder.mkdir(parents=True)
+    values: dict[str, Any] = {
+        "probe_id": folder.name,
+        "folder": str(folder),
+        "trainer": "sft",
+        "config": config,
+        "device": "cpu",
+        "data_folder": plan.data_folder,
+        "warmup_steps": plan.request.warmup_steps,
+        "measured_steps": plan.request.measured_steps,
+        "accumulation_steps": int(config.get("gradient_accumulation_steps", 1)),
+        "phases": plan.request.phases,
+        "process_env": {key: str(value) for key, value in config.get("env", {}).items()},
+        "timeout_s": 120.0,
+    }
+    return ProbeSpec(**{**values, **changes})
+
+
+def probe(
+    executor: Executor, plan: Plan, folder: Path, candidate: Mapping[str, Any], **changes: Any
+) -> ProbeResult:
+    """Return the result of a candidate's probe."""
+    return executor.submit(spec_of(plan, folder, candidate, **changes)).result(timeout=180)

@@ -1,0 +1,234 @@
+"""What documentation and examples say exists, and the examples do what they say."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from autotune import SearchSpace, Tuner
+from autotune.cli import looks, results, search
+from autotune.space.knob import registry
+from autotune.worker import demo
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+README = ROOT / "README.md"
+PAGES = sorted(
+    path
+    for pattern in ("*.md", "autotune/**/*.md", "examples/**/*.md", "search_spaces/**/*.md")
+    for path in ROOT.glob(pattern)
+)
+every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def fences(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the language and the text of each fenced block."""
+    for match in re.finditer(r"^ *```(\w*)\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL):
+        yield match.group(1), match.group(2)
+
+
+def prose(text: str) -> str:
+    return re.sub(r"^ *```.*?^ *```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    titles = re.findall(r"^#+ (.*)$", prose(page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+def command_lines() -> Iterator[tuple[str, str]]:
+    """Yield place and text of every whole `autotune` command line that is shown."""
+    for page in PAGES:
+        for language, text in fences(page.read_text()):
+            for line in text.splitlines() if language == "sh" else ():
+                if line.startswith("autotune "):
+                    yield page.name, line
+    for path in (*EXAMPLES.glob("*.yaml"), *(ROOT / "search_spaces").glob("*.yaml")):
+        for line in path.read_text().splitlines():
+            if line.startswith("#     autotune "):
+                # What follows two spaces and more is the explanation beside it.
+                yield path.name, re.split(r" {2,}", line.removeprefix("#     "))[0]
+
+
+def mentions() -> Iterator[tuple[str, str]]:
+    """Yield place and text of every command line, whole or not, in running text."""
+    for page in PAGES:
+        for text in re.findall(r"`(autotune [^`]+)`", prose(page.read_text())):
+            yield page.name, " ".join(text.split())
+
+
+def commands() -> dict[str, Any]:
+    app = typer.Typer()
+    for module in (search, results, looks):
+        module.register(app)
+    return dict(typer.main.get_command(app).commands)
+
+
+def options_of(command: Any) -> set[str]:
+    return {name for param in command.params for name in param.opts} | {"--help", "-h"}
+
+
+def test_the_data_set_is_the_generators_output(tmp_path: Path) -> None:
+    demo.write_data(tmp_path / "chat.jsonl")
+    kept = EXAMPLES / "data" / "chat_long_tail.jsonl"
+    assert kept.read_bytes() == (tmp_path / "chat.jsonl").read_bytes()
+
+
+def test_the_space_loads() -> None:
+    space = SearchSpace.load(EXAMPLES / "my_space.yaml")
+    assert space.trainer == "sft"
+    assert space.description
+    assert space.fixed
+
+
+def test_the_script_uses_what_exists() -> None:
+    path = EXAMPLES / "search_api.py"
+    tree = ast.parse(path.read_text())
+    compile(tree, str(path), "exec")
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for item in node.names:
+                importlib.import_module(item.name)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            module = importlib.import_module(node.module)
+            for item in node.names:
+                if not hasattr(module, item.name):
+                    importlib.import_module(f"{node.module}.{item.name}")
+
+
+def test_every_example_is_listed() -> None:
+    listed = set(re.findall(r"\]\(([\w/.]+)\)", (EXAMPLES / "README.md").read_text()))
+    files = {
+        str(path.relative_to(EXAMPLES))
+        for path in EXAMPLES.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts and path.name != "README.md"
+    }
+    assert files <= listed
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\[[^\]]*\]\(([^)\s]+)\)", prose(page.read_text())):
+        if target.startswith(("https://", "http://", "mailto:")):
+            continue
+        name, _, anchor = target.partition("#")
+        path = (page.parent / name).resolve() if name else page
+        assert path.exists(), f"{page.name} links to {target}"
+        if anchor:
+            assert anchor in anchors(path), f"{page.name} links to {target}"
+
+
+@every_page
+def test_paths_of_the_package_exist(page: Path) -> None:
+    """Such as `executors/pool.py`; patterns and placeholders are left out."""
+    for text in re.findall(r"`([\w./]+/[\w./]*\w\.(?:py|yaml|md))`", prose(page.read_text())):
+        if text.startswith(("configs/", "probes/", "runs/")):
+            continue
+        assert any((base / text).exists() for base in (ROOT, ROOT / "autotune")), text
+
+
+@pytest.mark.parametrize(("place", "line"), list(command_lines()))
+def test_command_lines_parse(place: str, line: str) -> None:
+    words = shlex.split(line, comments=True)[1:]
+    known = commands()
+    assert words[0] in known, f"{place}: {line}"
+    # Raises for an unknown option, a wrong value, or too many or too few arguments.
+    with known[words[0]].make_context(words[0], words[1:]):
+        pass
+
+
+@pytest.mark.parametrize(("place", "text"), list(mentions()))
+def test_mentioned_commands_and_options_exist(place: str, text: str) -> None:
+    words = text.split()[1:]
+    known = commands()
+    if words[0].startswith("-"):
+        assert words[0] in ("--help", "--version"), f"{place}: {text}"
+        return
+    assert words[0] in known, f"{place}: {text}"
+    given = {word.partition("=")[0] for word in words[1:] if word.startswith("-")}
+    assert given <= options_of(known[words[0]]), f"{place}: {text}"
+
+
+@every_page
+def test_options_that_are_named_exist(page: Path) -> None:
+    """Such as `--memory-budget` alone in running text."""
+    everywhere = {name for command in commands().values() for name in options_of(command)}
+    others = {"--config", "--update-golden", "--version", "--strict"}
+    for text in re.findall(r"`(--[a-z][\w-]*)[^`]*`", prose(page.read_text())):
+        assert text in everywhere | others, f"{page.name}: {text}"
+
+
+def test_the_table_of_knobs_is_that_of_the_space() -> None:
+    section = README.read_text().partition("\n## Knobs\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    named = [re.findall(r"`(\w+)`", row)[0] for row in rows]
+    space = SearchSpace.load("sft")
+    assert named == [knob.name for knob in space.knobs]
+    for row, knob in zip(rows, space.knobs, strict=True):
+        _, _, values, changes, _, _ = row.split("|")
+        for change in {knob.change(value) for value in _values(knob)}:
+            assert change in changes, f"{knob.name} changes {change}"
+        for text in re.findall(r"`([^`]+)`", values):
+            knob.parse(text)  # every value that is shown is one that the knob takes
+
+
+def _values(knob: Any) -> tuple[Any, ...]:
+    return () if knob.domain is None else tuple(knob.domain.values)
+
+
+def test_pins_that_are_shown_are_possible() -> None:
+    for page in PAGES:
+        for name, value in re.findall(r"--pin (\w+)=(\w+)", page.read_text()):
+            if (name, value) != ("KNOB", "VALUE"):
+                registry.get(name).parse(value)
+
+
+def test_the_readmes_space_loads(tmp_path: Path) -> None:
+    (text,) = [text for language, text in fences(README.read_text()) if language == "yaml"]
+    path = tmp_path / "my_space.yaml"
+    path.write_text(text)
+    assert len(SearchSpace.load(path).knobs) == text.partition("fixed:")[0].count("\n  ")
+
+
+class _StoppedError(Exception):
+    pass
+
+
+def test_the_readmes_script_makes_a_tuner(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(tuner: Tuner, budget: object) -> None:
+        raise _StoppedError
+
+    (text,) = [text for language, text in fences(README.read_text()) if language == "python"]
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(Tuner, "search", stop)
+    with pytest.raises(_StoppedError):
+        exec(compile(text, str(README), "exec"), {"__name__": "__main__"})
+
+
+@pytest.mark.trl
+def test_the_script_runs(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "search_api.py"), "--trials", "2"]
+    done = subprocess.run(
+        [*command, "--folder", str(tmp_path / "made")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=900,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "trial " in done.stdout
+    assert (tmp_path / "made" / "best.yaml").read_text().startswith("# Written by autotune")
+    (run,) = (tmp_path / "runs").iterdir()
+    assert (run / "report.json").exists()
