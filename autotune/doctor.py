@@ -76,7 +76,7 @@ def _packages() -> list[Finding]:
                 name=name,
                 passed=found is not None,
                 detail=found or "missing",
-                hint="" if found else "pip install 'trl-autotune[trl]'",
+                hint="" if found else "pip install 'trl-autotune[trl]' ('.[trl]' in a checkout)",
             )
         )
     for name, purpose in OPTIONAL.items():
@@ -112,15 +112,17 @@ def _plugins() -> list[Finding]:
     ):
         registry.names()  # loads them
         for name, reason in registry.broken.items():
-            findings.append(
-                Finding(
-                    name=f"plug-in {registry.kind} {name}",
-                    passed=True,
-                    detail=f"cannot be loaded and is left out: {reason}",
-                    hint="update or uninstall the package that brings it",
-                )
-            )
+            findings.append(_broken(f"{registry.kind} {name}", reason))
     return findings
+
+
+def _broken(name: str, reason: str) -> Finding:
+    return Finding(
+        name=f"plug-in {name}",
+        passed=True,
+        detail=f"cannot be loaded and is left out: {reason}",
+        hint="update or uninstall the package that brings it",
+    )
 
 
 def _worker(device: str) -> list[Finding]:
@@ -134,6 +136,7 @@ def _worker(device: str) -> list[Finding]:
     found = seen["device"]
     bf16 = "with bfloat16" if found["supports_bf16"] else "without bfloat16"
     return [
+        *(_broken(name, reason) for name, reason in seen["broken_plugins"].items()),
         Finding(name="worker", passed=True, detail="starts and answers"),
         Finding(
             name="device",

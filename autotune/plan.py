@@ -13,14 +13,9 @@ from autotune.probe import sources
 from autotune.runfolder import RunFolder
 from autotune.space.context import Context, DataProfile, DeviceInfo, ModelFacts
 from autotune.space.domains import Quantiles
+from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
 from autotune.space.space import ResolvedSpace, SearchSpace
 from autotune.units import format_gib
-
-TRL_BATCH_SIZE = 8
-"""TRL's default rows per optimizer step: per_device_train_batch_size 8, accumulation 1."""
-
-TRL_MAX_LENGTH = 1024
-"""TRL's default ``max_length``, always tabulated since the baseline uses it."""
 
 HEADROOM = 0.10
 """Share of the free memory that the default budget leaves alone."""
@@ -120,8 +115,11 @@ class Plan:
         return {
             "model": self.base_config["model_name_or_path"],
             "revision": request.revision or self.context.model.revision,
-            "dataset": request.dataset,
-            "split": request.split,
+            "dataset": {
+                key: self.base_config[key]
+                for key in ("dataset_name", "dataset_config", "dataset_train_split", "datasets")
+                if key in self.base_config
+            },
             "data_fingerprint": self.context.data.fingerprint,
             "trainer": request.trainer,
             "space": request.space.digest,
@@ -132,6 +130,7 @@ class Plan:
             "min_coverage": request.min_coverage,
             "weights": request.weights,
             "phases": list(request.phases),
+            "steps": [request.warmup_steps, request.measured_steps],
         }
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
+import json
 import tempfile
 import time
 import uuid
@@ -99,7 +101,8 @@ class Tuner:
         space: What is searched: a :class:`SearchSpace`, or its name or path.
         objectives: Two or more quantities; by default trained tokens/s and peak memory.
         constraints: Limits beyond the memory budget and the coverage.
-        executor: Where probes run; by default subprocesses on ``device``.
+        executor: Where probes run; it stays open. By default subprocesses on ``device``, which
+            end with the search.
         run_dir: Folder of the run; by default ``runs/<model>-<time>``.
         sampler: ``auto`` or one of Optuna's: ``tpe``, ``nsgaii``, ``gp``, ``random``, ``grid``.
         study: Optuna storage URL or journal file; by default a journal in the run folder.
@@ -169,7 +172,7 @@ class Tuner:
         with tempfile.TemporaryDirectory(prefix="autotune-") as name:
             folder = RunFolder(name)
             folder.work.mkdir()
-            with _Closing(self._open_executor(folder)) as executor:
+            with self._open_executor(folder) as executor:
                 yield folder, executor
 
     def search(self, budget: Budget | None = None) -> Report:
@@ -184,7 +187,7 @@ class Tuner:
         budget = budget if budget is not None else Budget()
         self.folder.start(resume=self._resume)
         try:
-            with _Closing(self._open_executor(self.folder)) as executor:
+            with self._open_executor(self.folder) as executor:
                 return self._search(budget, executor)
         finally:
             self.folder.release()
@@ -246,14 +249,21 @@ class Tuner:
         self.folder.clear_work()
         return report
 
-    def _open_executor(self, folder: RunFolder) -> Executor:
+    @contextlib.contextmanager
+    def _open_executor(self, folder: RunFolder) -> Iterator[Executor]:
+        """Lend the caller's executor, or one of our own that ends with the block."""
         if self._executor is not None:
-            return self._executor
-        return SubprocessExecutor(
+            yield self._executor
+            return
+        executor = SubprocessExecutor(
             devices=(self.request.device,),
             timeout_s=self.request.probe_timeout_s,
             log_folder=folder.work,
         )
+        try:
+            yield executor
+        finally:
+            executor.shutdown()
 
     def _open_study(self, plan: Plan, budget: Budget, run_id: str) -> tuple[Study, str]:
         size = plan.space.size(SIZE_LIMIT)
@@ -263,7 +273,7 @@ class Tuner:
             plan.space.draw,
             directions=[item.direction for item in self._objectives],
             storage=self._storage or str(self.folder.study_file),
-            name=f"autotune-{sources.short_name(self.request.model)}-{self.request.trainer}",
+            name=_study_name(plan),
             sampler=sampler,
             seed=self.request.seed,
             num_trials=budget.trials,
@@ -350,19 +360,6 @@ class Tuner:
         )
 
 
-class _Closing:
-    """Shuts an executor down at the end of a block."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-
-    def __enter__(self) -> Executor:
-        return self._executor
-
-    def __exit__(self, *exc: object) -> None:
-        self._executor.shutdown()
-
-
 def load_trials(folder: RunFolder) -> list[Trial]:
     """Return the trials of a run folder's journal; the last record of a number counts.
 
@@ -386,6 +383,14 @@ def default_run_dir(model: str) -> Path:
     """Return ``runs/<model>-<local time>``."""
     stamp = datetime.datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{sources.short_name(model)}-{stamp}"
+
+
+def _study_name(plan: Plan) -> str:
+    """Return a name that hosts with the same search agree on, and others do not share."""
+    text = json.dumps(plan.identity(), sort_keys=True)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    model = sources.short_name(plan.request.model)
+    return f"autotune-{model}-{plan.request.trainer}-{digest}"
 
 
 def budget_grace(budget: Budget) -> float:

@@ -25,6 +25,8 @@ def pytest_configure(config: pytest.Config) -> None:
             "TERM": "dumb",
         }
     )
+    # Two threads that wait for each other on a busy machine take ten times as long as one.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"):
         os.environ.pop(name, None)
 

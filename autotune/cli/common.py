@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -23,28 +24,35 @@ T = TypeVar("T")
 
 def guarded(app: typer.Typer, arguments: Sequence[str] | None) -> int:
     """Run ``app`` and return its exit code; every expected failure is one clear message."""
-    import click
-
     try:
-        code = app(args=list(arguments) if arguments is not None else None, standalone_mode=False)
+        app(args=list(arguments) if arguments is not None else None)
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     except AutotuneError as error:
         say(f"error: {error.message}")
         if error.hint:
             say(f"  hint: {error.hint}")
         return error.exit_code
-    except click.exceptions.Abort:
-        return INTERRUPTED
-    except click.ClickException as error:
-        error.show(file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        say("interrupted")
-        return INTERRUPTED
     except BrokenPipeError:
         # The reader of our output went away, as `head` does.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    return code if isinstance(code, int) else 0
+    return 0
+
+
+def command(app: typer.Typer, function: Callable[..., int]) -> None:
+    """Add ``function`` to ``app``; what it returns is the exit code."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> None:
+        try:
+            code = function(*args, **kwargs)
+        except KeyboardInterrupt:
+            say("interrupted")
+            code = INTERRUPTED
+        raise typer.Exit(code)
+
+    app.command()(run)
 
 
 def say(text: str) -> None:

@@ -12,15 +12,18 @@ from autotune.cli import common
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    app.command()(lengths)
-    app.command()(spaces)
-    app.command()(doctor)
+    common.command(app, lengths)
+    common.command(app, spaces)
+    common.command(app, doctor)
 
 
 def lengths(
     model: Annotated[str, typer.Argument(help="Hub id or local folder; its tokenizer is used.")],
     dataset: Annotated[str, typer.Argument(help="Hub id, data file or folder.")],
     trainer: Annotated[str, typer.Option(help="TRL trainer.")] = "sft",
+    space: Annotated[
+        str | None, typer.Option(help="Space whose fixed keys apply.  [default: TRAINER]")
+    ] = None,
     split: Annotated[str | None, typer.Option(help="Split.  [default: train]")] = None,
     dataset_config: Annotated[str | None, typer.Option(help="Data set configuration.")] = None,
     revision: Annotated[str | None, typer.Option(help="Model revision on the hub.")] = None,
@@ -40,7 +43,7 @@ def lengths(
         model,
         dataset,
         trainer=trainer,
-        space=trainer,
+        space=space or trainer,
         device="cpu",
         split=split,
         dataset_config=dataset_config,

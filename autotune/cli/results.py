@@ -18,9 +18,9 @@ Run = Annotated[Path, typer.Argument(help="Run folder, or its report.json.")]
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    app.command()(report)
-    app.command()(export)
-    app.command()(verify)
+    common.command(app, report)
+    common.command(app, export)
+    common.command(app, verify)
 
 
 def report(

@@ -11,14 +11,15 @@ from typing import Annotated, Any
 import typer
 
 from autotune.cli import common
+from autotune.errors import UnknownNameError, UsageError
 
 Pin = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VALUE", help="Fix a knob.")]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    app.command()(search)
-    app.command()(demo)
+    common.command(app, search)
+    common.command(app, demo)
 
 
 def search(
@@ -55,6 +56,9 @@ def search(
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run the model repository's own code.")
     ] = False,
+    measured_steps: Annotated[
+        int, typer.Option(help="Optimizer steps that give the rate.", min=1)
+    ] = 5,
     phases: Annotated[
         str, typer.Option(help="Further phases to measure: eval,save.", metavar="eval,save")
     ] = "",
@@ -87,6 +91,7 @@ def search(
         "trust_remote_code": trust_remote_code,
         "phases": tuple(part.strip() for part in phases.split(",") if part.strip()),
         "probe_timeout_s": common.duration_s(probe_timeout, "--probe-timeout"),
+        "measured_steps": measured_steps,
         "seed": seed,
         "space": space or trainer,
         "sampler": sampler,
@@ -95,6 +100,9 @@ def search(
         "study": study,
     }
     limit_s = common.duration_s(time_budget, "--time-budget")
+    _check_trainer(trainer)
+    if resume and run_dir is None:
+        raise UsageError("--resume needs --run-dir, the folder of the run to continue.")
     if dry_run:
         return _dry_run(model, dataset, settings, trials, limit_s, as_json=as_json)
     return _search(model, dataset, settings, trials, limit_s, as_json=as_json)
@@ -149,15 +157,16 @@ def _search(
     if trials is None and limit_s is None:
         trials = DEFAULT_TRIALS
     _die_on_second_interrupt()
-    with Progress(common.stderr_console()) as progress:
-        tuner = Tuner(model, dataset, listener=progress, command=_command_line(), **settings)
+    progress = Progress(common.stderr_console())
+    tuner = Tuner(model, dataset, listener=progress, command=_command_line(), **settings)
+    with progress:
         report = tuner.search(Budget(trials, limit_s))
     if as_json:
         common.show_json(report.to_dict())
     else:
         terminal.render(report, common.stdout_console())
     if report.interrupted:
-        common.say(f"interrupted; continue with --resume --run-dir {tuner.folder.path}")
+        common.say(f"interrupted; continue with: {_resume_command(tuner.folder.path)}")
         return common.INTERRUPTED
     report.pick("balanced")  # NoFeasibleConfigError says what came closest
     common.say(f"run folder: {tuner.folder.path}")
@@ -192,6 +201,26 @@ def _command_line() -> str:
     import shlex
 
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+
+def _check_trainer(name: str) -> None:
+    """Refuse a trainer that no search space is for; ``module:class`` names one of the user's."""
+    from autotune.space.space import SearchSpace
+
+    known = {SearchSpace.load(space).trainer for space in SearchSpace.available()}
+    if name not in known and ":" not in name:
+        raise UnknownNameError("trainer", name, known)
+
+
+def _resume_command(folder: Path) -> str:
+    import shlex
+
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    if "--resume" not in words:
+        words.append("--resume")
+    if "demo" not in words and not any(word.startswith("--run-dir") for word in words):
+        words += ["--run-dir", str(folder)]
+    return shlex.join(words)
 
 
 def _die_on_second_interrupt() -> None:

@@ -21,6 +21,9 @@ from autotune.executors.jobs import Job, Slot
 from autotune.probe.result import ProbeResult
 from autotune.probe.spec import ProbeSpec
 
+AUTO = "auto"
+"""The device that a worker finds; a spec names it once it is known."""
+
 PRELOAD = (
     "torch",
     "torch._dynamo",
@@ -43,7 +46,8 @@ class SubprocessExecutor:
     milliseconds. Where a fork is not safe, every probe gets a fresh interpreter instead.
 
     Args:
-        devices: CUDA indices or device names; one probe at a time runs on each.
+        devices: CUDA indices or device names; one probe at a time runs on each. ``auto`` runs a
+            spec on the device it names, and shows it one card.
         devices_per_probe: Devices that one probe uses; only 1 is supported.
         timeout_s: Wall-clock limit of a probe; a spec's own lower limit goes first.
         launch: ``fork``, ``spawn`` (a fresh interpreter each), or ``auto``: fork where that is
@@ -58,7 +62,7 @@ class SubprocessExecutor:
 
     def __init__(
         self,
-        devices: Sequence[int | str] = ("cpu",),
+        devices: Sequence[int | str] = (AUTO,),
         devices_per_probe: int = 1,
         timeout_s: float = 300.0,
         launch: str = "auto",
@@ -103,7 +107,8 @@ class SubprocessExecutor:
         placed = [spec]
 
         def begin(slot: Slot, asked_at: float) -> Path:
-            placed[0] = replace(spec, device=slot.device)
+            device = spec.device if slot.device == AUTO else slot.device
+            placed[0] = replace(spec, device=device)
             evidence.write_request(placed[0], asked_at=asked_at)
             return Path(spec.folder)
 
@@ -175,6 +180,10 @@ def _slot(device: int | str) -> Slot:
     if isinstance(device, int):
         device = f"cuda:{device}"
     kind, _, index = device.partition(":")
+    if kind == AUTO:
+        # Which kind it is only a worker can tell; if it is CUDA, one card is enough.
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
+        return Slot(AUTO, {"CUDA_VISIBLE_DEVICES": first})
     if kind != "cuda":
         return Slot(device)
     if index and not index.isdigit():

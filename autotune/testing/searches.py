@@ -33,7 +33,6 @@ def make_answers(context: Context | None = None) -> dict[str, Any]:
             "model": context.model.to_dict(),
             "data": context.data.to_dict(),
             "data_folder": "/no/such/folder",
-            "supported_keys": [],
         },
     }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
-from datasets import Dataset, disable_progress_bars, load_from_disk
+from datasets import Dataset, disable_caching, disable_progress_bars, load_from_disk
 from transformers import AutoTokenizer, TrainerCallback
 from trl import (
     DatasetMixtureConfig,
@@ -24,11 +24,10 @@ from trl import (
 
 from autotune.devices.base import DeviceBackend
 from autotune.probe.spec import ProbeSpec
+from autotune.space.knobs.batching import TRL_BATCH_SIZE
 from autotune.trainers import models
 from autotune.trainers.base import Recorder
-from autotune.trainers.schedule import plan, probe_accumulation
-
-WORST_STEPS = 2
+from autotune.trainers.schedule import WORST_STEPS, plan, probe_accumulation
 
 
 def parse(config_class: type, mapping: Mapping[str, Any], folder: Path) -> tuple[Any, ...]:
@@ -50,7 +49,7 @@ def probe_overlay(spec: ProbeSpec, device: DeviceBackend) -> dict[str, Any]:
     return {
         "output_dir": str(Path(spec.folder) / "output"),
         "max_steps": WORST_STEPS + spec.warmup_steps + spec.measured_steps,
-        "gradient_accumulation_steps": probe_accumulation(spec.accumulation_steps),
+        "gradient_accumulation_steps": accumulation(spec),
         # The rows are laid out by the schedule; the trainer must take them as they come.
         "train_sampling_strategy": "sequential",
         "dataloader_num_workers": 0,
@@ -66,6 +65,15 @@ def probe_overlay(spec: ProbeSpec, device: DeviceBackend) -> dict[str, Any]:
         **device.trainer_keys(),
         **spec.overlay,
     }
+
+
+def accumulation(spec: ProbeSpec) -> int:
+    """Return the micro-batches per step that the probe runs."""
+    return probe_accumulation(
+        spec.accumulation_steps,
+        batch_size=int(spec.config.get("per_device_train_batch_size", TRL_BATCH_SIZE)),
+        packed=bool(spec.config.get("packing", False)),
+    )
 
 
 class CountingCollator:
@@ -190,6 +198,8 @@ class HfAdapter:
     def build(self, spec: ProbeSpec, device: DeviceBackend) -> Session:
         """Return the trainer of ``spec``, built as TRL's script builds it."""
         disable_progress_bars()
+        # A probe that found rows processed by an earlier one would load in less memory.
+        disable_caching()
         folder = Path(spec.folder)
         mapping = {**spec.config, **probe_overlay(spec, device)}
         _, training_args, model_args, _ = parse(self.config_class(), mapping, folder)

@@ -11,6 +11,12 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+WORST_STEPS = 2
+"""Steps that hold a worst-case batch: the first, and one after the optimizer states exist."""
+
+ROWS_PER_STEP = 8
+"""Rows of differing length that a probe's step holds at least, if a full step does."""
+
 ROWS_KEPT = 2000
 """Rows of a large data set that a probe at least processes: two of TRL's packing pools."""
 
@@ -30,14 +36,17 @@ class Schedule:
     num_steps: int
 
 
-def probe_accumulation(accumulation_steps: int) -> int:
-    """Return the micro-batches per step that a probe runs: two stand for any larger number.
+def probe_accumulation(accumulation_steps: int, *, batch_size: int, packed: bool) -> int:
+    """Return the micro-batches per step that a probe runs in place of ``accumulation_steps``.
 
-    With two, the second micro-batch runs while the first one's gradients exist, which is all that
-    accumulation does to memory; the rate is composed from the micro-batches' and the optimizer's
-    own times.
+    Two do for memory: the second runs while the first one's gradients exist, which is all that
+    accumulation changes. For the rate a step must hold enough rows that steps resemble each
+    other, whatever the micro-batch: at least :data:`ROWS_PER_STEP` where rows differ in length;
+    packed rows are as good as equal. The rate of a full step is composed from the micro-batches'
+    and the optimizer's own times.
     """
-    return min(accumulation_steps, 2)
+    enough = 2 if packed else -(-ROWS_PER_STEP // batch_size)
+    return min(accumulation_steps, max(2, enough))
 
 
 def plan(

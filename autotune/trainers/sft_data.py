@@ -76,7 +76,6 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
         "model": model_facts(config, tokenizer, trust_remote_code=trust).to_dict(),
         "data": profile.to_dict(),
         "data_folder": str(data_folder),
-        "supported_keys": sorted(mapping),
     }
 
 

@@ -22,6 +22,11 @@ def describe(request: Mapping[str, Any]) -> dict[str, Any]:
         "packages": installed(),
         "environment": environment(device),
         "trainer_keys": device.trainer_keys(),
+        "broken_plugins": {
+            f"{registry.kind} {name}": reason
+            for registry in (devices.registry, trainers.registry)
+            for name, reason in registry.broken.items()
+        },
     }
 
 

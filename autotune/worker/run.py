@@ -13,12 +13,10 @@ from autotune.devices import base as devices
 from autotune.probe.result import Outcome, ProbeResult, Timeline
 from autotune.probe.spec import ProbeSpec
 from autotune.trainers import base as trainers
+from autotune.trainers.schedule import WORST_STEPS
 from autotune.worker.classify import classify
 from autotune.worker.environment import environment
 from autotune.worker.meters import StepRecorder
-
-WORST_STEPS = 2
-"""Steps that hold a worst-case batch: the first, and one after the optimizer states exist."""
 
 
 def run_probe(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,7 +109,7 @@ def test_every_value_of_every_knob_can_be_probed(
         lines.append(line)
         if result.outcome is not Outcome.OK:
             failed.append(line)
-    print("\n".join(lines))
+    sys.stdout.write("\n".join(lines) + "\n")
     assert failed == []
     names = {name for name, _ in candidates}
     assert {"batching", "adaptation", "lora_r", "checkpointing", "optim", "dtype"} <= names
