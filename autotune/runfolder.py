@@ -148,8 +148,14 @@ class RunFolder:
 
         Raises:
             StudyMismatchError: Naming what differs.
+            JournalError: If the folder does not say what it holds.
         """
-        known = self.read_run()["identity"]
+        known = self.read_run().get("identity")
+        if not isinstance(known, dict):
+            raise JournalError(
+                f"{self.run_file} does not say what was searched.",
+                hint="Start a new search in another --run-dir; results stay under probes/.",
+            )
         wanted = json.loads(json.dumps(dict(identity)))
         different = sorted(key for key in {*known, *wanted} if known.get(key) != wanted.get(key))
         if different:

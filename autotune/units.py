@@ -54,7 +54,7 @@ def _parse(text: str, units: dict[str, float] | dict[str, int], what: str, examp
     if match is None or match.group(2).lower() not in units:
         raise ValueError(f"{text!r} is not a {what}; write it like {example}")
     value = float(match.group(1)) * units[match.group(2).lower()]
-    if value <= 0:
+    if value <= 0 or (what == "size" and round(value) == 0):
         raise ValueError(f"a {what} must be greater than zero, not {text!r}")
     return value
 
@@ -71,11 +71,12 @@ def format_duration(seconds: float | None) -> str:
     """Return seconds as ``850 ms``, ``12.3 s``, ``4 min 05 s`` and so on; ``-`` if unknown."""
     if seconds is None:
         return "-"
-    if seconds < 1:
+    # Compared as they are shown, so that none is shown as 60 of a unit.
+    if round(seconds * 1000) < 1000:
         return f"{seconds * 1000:.0f} ms"
-    if seconds < 60:
+    if round(seconds, 1) < 60:
         return f"{seconds:.1f} s"
-    if seconds < 3600:
+    if round(seconds) < 3600:
         minutes, rest = divmod(round(seconds), 60)
         return f"{minutes} min {rest:02d} s"
     hours, rest_s = divmod(round(seconds), 3600)

@@ -33,10 +33,6 @@ def guarded(app: typer.Typer, arguments: Sequence[str] | None) -> int:
         if error.hint:
             say(f"  hint: {error.hint}")
         return error.exit_code
-    except BrokenPipeError:
-        # The reader of our output went away, as `head` does.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     return 0
 
 
@@ -47,9 +43,14 @@ def command(app: typer.Typer, function: Callable[..., int]) -> None:
     def run(*args: Any, **kwargs: Any) -> None:
         try:
             code = function(*args, **kwargs)
+            sys.stdout.flush()
         except KeyboardInterrupt:
             say("interrupted")
             code = INTERRUPTED
+        except BrokenPipeError:
+            # The reader of our output went away, as `head` does.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            code = 0
         raise typer.Exit(code)
 
     app.command()(run)

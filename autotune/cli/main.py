@@ -44,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     from autotune.cli import looks, results, search
 
-    for module in (search, results, looks):
-        module.register(app)
+    if not app.registered_commands:
+        for module in (search, results, looks):
+            module.register(app)
     return common.guarded(app, arguments)

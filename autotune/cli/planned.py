@@ -24,13 +24,11 @@ def planned(plan: Plan, budget: Budget) -> dict[str, Any]:
     if budget.wall_time_s is not None:
         worst_s = min(worst_s, 1.25 * budget.wall_time_s + plan.request.probe_timeout_s)
     context = plan.context
-    knobs = []
-    for knob in plan.space.knobs:
-        values: list[Any] = []
-        for candidate in plan.space.enumerate(SIZE_LIMIT):
-            if knob.name in candidate and candidate[knob.name] not in values:
-                values.append(candidate[knob.name])
-        knobs.append({"name": knob.name, "values": values, "help": knob.help})
+    values = plan.space.values()
+    knobs = [
+        {"name": knob.name, "values": list(values[knob.name]), "help": knob.help}
+        for knob in plan.space.knobs
+    ]
     return {
         "model": context.model.to_dict(),
         "device": context.device.to_dict(),

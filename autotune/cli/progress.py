@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Draws a search's events; without a terminal, one plain line per event.
+    """Draws a search's events; without a terminal or with NO_COLOR, one plain line per event.
 
     Args:
         console: Standard error.
@@ -59,7 +59,7 @@ class Progress:
         self._start_bar()
 
     def _start_bar(self) -> None:
-        if not self._console.is_terminal:
+        if not self._console.is_terminal or self._console.no_color:
             return
         from rich import progress
 

@@ -57,7 +57,7 @@ def read(path: Path) -> list[dict[str, Any]]:
             continue
         try:
             record = json.loads(line)
-            schema = record["schema"]
+            schema = int(record["schema"])
         except (ValueError, KeyError, TypeError) as error:
             if number == last and number == len(lines) - 1:
                 break  # no newline after it: the write was cut off
@@ -76,7 +76,7 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 
 def drop_torn_line(path: Path) -> None:
-    """Remove a last line without newline, so that the next record starts on its own line."""
+    """End the last line, or remove it if it was cut off, so that the next record has its own."""
     if not path.exists() or path.stat().st_size == 0:
         return
     with path.open("rb+") as file:
@@ -85,4 +85,10 @@ def drop_torn_line(path: Path) -> None:
             return
         file.seek(0)
         whole = file.read()
-        file.truncate(whole.rfind(b"\n") + 1)
+        start = whole.rfind(b"\n") + 1
+        try:
+            json.loads(whole[start:])
+        except ValueError:
+            file.truncate(start)
+        else:
+            file.write(b"\n")

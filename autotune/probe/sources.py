@@ -86,7 +86,7 @@ def _mixture(builder: str, data_files: str | list[str], split: str | None) -> di
 def _folder_keys(path: Path, split: str | None, config_name: str | None) -> dict[str, Any]:
     if (path / "dataset_dict.json").is_file():
         # Written by DatasetDict.save_to_disk: a folder per split.
-        splits = json.loads((path / "dataset_dict.json").read_text()).get("splits", [])
+        splits = _read(path / "dataset_dict.json", "splits")
         name = split or "train"
         if name not in splits:
             raise UsageError(
@@ -109,9 +109,19 @@ def _folder_keys(path: Path, split: str | None, config_name: str | None) -> dict
 
 def _saved(path: Path, split: str | None) -> dict[str, Any]:
     """Return the keys for a folder written by ``Dataset.save_to_disk``."""
-    files = json.loads((path / "state.json").read_text())["_data_files"]
+    files = _read(path / "state.json", "_data_files")
     names = [str(path / file["filename"]) for file in files]
     return _mixture("arrow", names[0] if len(names) == 1 else names, split)
+
+
+def _read(file: Path, key: str) -> list[Any]:
+    try:
+        return list(json.loads(file.read_text())[key])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(
+            f"{file} cannot be read: the saved data set is damaged or incomplete.",
+            hint="Save it again with save_to_disk.",
+        ) from error
 
 
 def short_name(name: str) -> str:

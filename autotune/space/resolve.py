@@ -113,6 +113,10 @@ class ResolvedSpace:
         """Return the number of candidates, or ``limit`` if there are more."""
         return min(self._plan.size, limit)
 
+    def values(self) -> dict[str, tuple[Value, ...]]:
+        """Return, per knob, the values that some candidate has."""
+        return {knob.name: self._unions[index] for index, knob in enumerate(self.knobs)}
+
     def config(self, candidate: Candidate) -> dict[str, Any]:
         """Return the TRL keys that the candidate stands for.
 

@@ -28,6 +28,7 @@ def make_answers(context: Context | None = None) -> dict[str, Any]:
             "packages": dict(context.packages),
             "environment": dict(ENVIRONMENT),
             "trainer_keys": {"use_cpu": True} if context.device.kind == "cpu" else {},
+            "broken_plugins": {},
         },
         "prepare": {
             "model": context.model.to_dict(),

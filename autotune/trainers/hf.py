@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import yaml
 from datasets import Dataset, disable_caching, disable_progress_bars, load_from_disk
+from tqdm import tqdm
 from transformers import AutoTokenizer, TrainerCallback
 from trl import (
     DatasetMixtureConfig,
@@ -27,7 +28,7 @@ from autotune.probe.spec import ProbeSpec
 from autotune.space.knobs.batching import TRL_BATCH_SIZE
 from autotune.trainers import models
 from autotune.trainers.base import Recorder
-from autotune.trainers.schedule import WORST_STEPS, plan, probe_accumulation
+from autotune.trainers.schedule import num_steps, plan, probe_accumulation
 
 
 def parse(config_class: type, mapping: Mapping[str, Any], folder: Path) -> tuple[Any, ...]:
@@ -48,7 +49,7 @@ def probe_overlay(spec: ProbeSpec, device: DeviceBackend) -> dict[str, Any]:
     """Return the probe-only keys: a few steps, nothing saved, reported or shuffled."""
     return {
         "output_dir": str(Path(spec.folder) / "output"),
-        "max_steps": WORST_STEPS + spec.warmup_steps + spec.measured_steps,
+        "max_steps": num_steps(spec.warmup_steps + spec.measured_steps),
         "gradient_accumulation_steps": accumulation(spec),
         # The rows are laid out by the schedule; the trainer must take them as they come.
         "train_sampling_strategy": "sequential",
@@ -198,6 +199,8 @@ class HfAdapter:
     def build(self, spec: ProbeSpec, device: DeviceBackend) -> Session:
         """Return the trainer of ``spec``, built as TRL's script builds it."""
         disable_progress_bars()
+        # Its thread, which only redraws bars, makes the layout of the heap differ from run to run.
+        tqdm.monitor_interval = 0
         # A probe that found rows processed by an earlier one would load in less memory.
         disable_caching()
         folder = Path(spec.folder)
@@ -237,7 +240,6 @@ class HfAdapter:
             self.row_lengths(processed),
             batch_size=trainer.args.per_device_train_batch_size,
             accumulation=trainer.args.gradient_accumulation_steps,
-            num_worst_steps=WORST_STEPS,
             num_typical_steps=spec.warmup_steps + spec.measured_steps,
             seed=spec.seed,
             shuffle=spec.config.get("train_sampling_strategy", "random") != "sequential",

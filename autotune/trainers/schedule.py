@@ -1,18 +1,23 @@
 """Which rows a probe trains on, and in what order.
 
-The longest batch that the data can form goes into the first step and again into the second, when
-the optimizer states exist; then come typical rows. All are rows of the data set as the trainer
-itself has processed it.
+The longest batch that the data can form goes into the first step, again into the second, when the
+optimizer states exist, and into the last, when typical rows of varying length have fragmented the
+memory. Rows are those of the data set as the trainer itself has processed it.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-WORST_STEPS = 2
-"""Steps that hold a worst-case batch: the first, and one after the optimizer states exist."""
+FIRST_WORST_STEPS = 2
+"""Steps at the start that hold a worst-case batch: one before and one after the optimizer states
+exist."""
+
+LAST_WORST_STEPS = 1
+"""Steps at the end that hold it again, when rows of varying length have fragmented the memory."""
 
 ROWS_PER_STEP = 8
 """Rows of differing length that a probe's step holds at least, if a full step does."""
@@ -54,7 +59,6 @@ def plan(
     *,
     batch_size: int,
     accumulation: int,
-    num_worst_steps: int,
     num_typical_steps: int,
     seed: int,
     shuffle: bool,
@@ -65,8 +69,7 @@ def plan(
         lengths: Tokens per row of the processed data set. Shape (N,).
         batch_size: Rows per micro-batch.
         accumulation: Micro-batches per step, in the probe.
-        num_worst_steps: Steps that end with the worst micro-batch.
-        num_typical_steps: Steps after them.
+        num_typical_steps: Steps between those that end with the worst micro-batch.
         seed: Seed of the order of typical rows.
         shuffle: Whether the trainer would shuffle; else typical rows keep the data's own order.
 
@@ -84,19 +87,28 @@ def plan(
     if shuffle:
         # A generator of its own: trainers reseed the global one.
         random.Random(seed).shuffle(order)
-    needed = batch_size * accumulation
-    typical = _cycle(order, batch_size * (accumulation - 1) * num_worst_steps)
-    rows: list[int] = []
-    for step in range(num_worst_steps):
-        first = step * batch_size * (accumulation - 1)
-        rows += typical[first : first + batch_size * (accumulation - 1)]
-        rows += worst
-    rows += _cycle(order, needed * num_typical_steps)
+    num_worst = FIRST_WORST_STEPS + LAST_WORST_STEPS
+    filling = batch_size * (accumulation - 1)
+    fillings = _cycle(order, filling * num_worst)
+    worst_steps = [
+        [*fillings[step * filling : (step + 1) * filling], *worst] for step in range(num_worst)
+    ]
+    typical = _cycle(order, batch_size * accumulation * num_typical_steps)
+    rows = [
+        *itertools.chain.from_iterable(worst_steps[:FIRST_WORST_STEPS]),
+        *typical,
+        *itertools.chain.from_iterable(worst_steps[FIRST_WORST_STEPS:]),
+    ]
     return Schedule(
         rows=tuple(rows),
         worst_batch=(batch_size, lengths[worst[0]]),
-        num_steps=num_worst_steps + num_typical_steps,
+        num_steps=num_steps(num_typical_steps),
     )
+
+
+def num_steps(num_typical_steps: int) -> int:
+    """Return the optimizer steps of a probe, those with a worst-case batch included."""
+    return FIRST_WORST_STEPS + num_typical_steps + LAST_WORST_STEPS
 
 
 def _cycle(order: Sequence[int], count: int) -> list[int]:

@@ -11,7 +11,7 @@ from trl import SFTConfig, SFTTrainer
 from autotune.probe.spec import ProbeSpec
 from autotune.trainers.base import registry
 from autotune.trainers.hf import HfAdapter, accumulation, prepared_rows
-from autotune.trainers.schedule import WORST_STEPS, subset
+from autotune.trainers.schedule import num_steps, subset
 
 
 class SftAdapter(HfAdapter):
@@ -38,8 +38,8 @@ class SftAdapter(HfAdapter):
         rows = prepared_rows(spec)
         lengths = rows["num_tokens"]
         batch_size = training_args.per_device_train_batch_size
-        num_steps = WORST_STEPS + spec.warmup_steps + spec.measured_steps
-        num_needed = batch_size * accumulation(spec) * num_steps
+        steps = num_steps(spec.warmup_steps + spec.measured_steps)
+        num_needed = batch_size * accumulation(spec) * steps
         if training_args.packing:
             mean = sum(lengths) / len(lengths)
             num_needed = int(num_needed * max(training_args.max_length / mean, 1.0) * 1.25)

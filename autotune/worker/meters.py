@@ -23,7 +23,8 @@ class StepRecorder:
         device: Read at every edge, synchronised first.
         folder: Takes ``events.jsonl``, a line per phase, so that a probe that is killed still
             tells how far it got.
-        num_unmeasured: Steps at the start (worst batches, warm-up) kept apart from the measured.
+        num_before: Steps before the measured ones (worst batches, warm-up), kept apart.
+        num_after: Steps after the measured ones (the worst batch again), kept apart as well.
         accumulation_steps: Micro-batches per step that rates are stated for.
     """
 
@@ -32,14 +33,16 @@ class StepRecorder:
         device: DeviceBackend,
         folder: Path,
         *,
-        num_unmeasured: int,
+        num_before: int,
+        num_after: int = 0,
         accumulation_steps: int,
     ) -> None:
         self.phase: str | None = None
         self.phase_entered_s: dict[str, float] = {}
         self._device = device
         self._events = folder / PHASES_FILE
-        self._num_unmeasured = num_unmeasured
+        self._num_before = num_before
+        self._num_after = num_after
         self._accumulation_steps = accumulation_steps
         self._peaks: dict[str, MemoryPeak] = {}
         self._steps: list[StepRecord] = []
@@ -118,7 +121,8 @@ class StepRecorder:
             ValueError: If no step beyond the unmeasured ones was run.
         """
         self._close_phase()
-        measured = tuple(self._steps[self._num_unmeasured :])
+        last = len(self._steps) - self._num_after
+        measured = tuple(self._steps[self._num_before : last])
         if not measured:
             raise ValueError(
                 f"the trainer ended after {len(self._steps)} steps, before a measured one"
@@ -128,7 +132,7 @@ class StepRecorder:
             device_kind=self._device.kind,
             accumulation_steps=self._accumulation_steps,
             steps=measured,
-            warmup_steps=tuple(self._steps[: self._num_unmeasured]),
+            warmup_steps=tuple(self._steps[: self._num_before]),
             phases=self._peaks,
             num_alloc_retries=self._device.num_alloc_retries(),
             device_used_by_others_bytes=self._device.used_by_others_bytes(),

@@ -271,7 +271,7 @@ NEUTRAL: dict[str, dict[str, str]] = {
     "adamw-torch": {"optim": "adamw_torch"},
 }
 PLAIN = {
-    "max_length": "64",
+    "max_length": "60",  # no multiple of what is padded to
     "batching": "padded",
     "adaptation": "full",
     "dtype": "float32",
@@ -320,7 +320,7 @@ def test_a_neutral_knob_gives_the_same_losses(
     tmp_path: Path,
 ) -> None:
     found = losses(executor, tmp_path, model, short_rows, {**PLAIN, **NEUTRAL[name]})
-    assert found == pytest.approx(plain_losses, rel=2e-3)
+    assert found == pytest.approx(plain_losses, rel=2e-4)
 
 
 def test_a_knob_that_changes_tokens_gives_other_losses(
@@ -331,7 +331,7 @@ def test_a_knob_that_changes_tokens_gives_other_losses(
     tmp_path: Path,
 ) -> None:
     found = losses(executor, tmp_path, model, short_rows, {**PLAIN, "max_length": "32"})
-    assert found != pytest.approx(plain_losses, rel=2e-3)
+    assert found != pytest.approx(plain_losses, rel=2e-4)
 
 
 # --- memory -------------------------------------------------------------------------------------
@@ -382,7 +382,7 @@ def test_no_ok_probe_exceeds_its_budget(
     peak = free.measurement.peak_bytes
     loaded = free.measurement.phases["load"].resident_bytes or 0
     seen = set()
-    for percent in (40, 60, 80, 100, 120):
+    for percent in (60, 100, 120, 140):
         budget = loaded + (peak - loaded) * percent // 100
         folder = tmp_path / str(percent)
         result = probe(executor, large, folder, candidate, memory_budget_bytes=budget)
@@ -391,7 +391,7 @@ def test_no_ok_probe_exceeds_its_budget(
         if result.measurement is not None:
             over = result.measurement.peak_bytes - budget
             assert over <= 8 * MIB, f"{over / MIB:.1f} MiB over at {percent} %"
-    assert Outcome.DEVICE_OOM in seen
+    assert seen == {Outcome.OK, Outcome.DEVICE_OOM}
 
 
 def test_a_budget_below_the_imports_is_refused_at_once(

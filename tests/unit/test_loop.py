@@ -559,7 +559,7 @@ def test_global_generators_do_not_change_a_search(tmp_path: Path) -> None:
     def run(name: str, reseed: bool) -> list[str]:
         loop = make_loop(
             tmp_path / name,
-            FakeExecutor(wall=ROOMY),
+            FakeExecutor(wall=MemoryWall(capacity_bytes=14 * GIB, noise_ratio=0.0)),
             on_trial=lambda trial: random.seed(trial.number) if reseed else None,
         )
         loop.run(20, None)

@@ -101,7 +101,6 @@ def test_a_search_leaves_everything_in_the_run_folder(run: Path) -> None:
     assert details["command"] == "autotune search a b"
     assert details["identity"]["model"] == "some/model"
     assert details["budget_bytes"] == report.budget_bytes
-    assert executor.is_shut_down
 
 
 def test_the_report_round_trips(run: Path) -> None:
@@ -221,6 +220,25 @@ def test_a_minimum_coverage_is_kept(run: Path) -> None:
     assert all(trial.coverage >= 0.9 for trial in feasible)
 
 
+@pytest.mark.parametrize("broken", [False, True])
+def test_only_an_executor_of_its_own_is_shut_down(
+    broken: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = (lambda spec: Outcome.CRASHED) if broken else None
+    own, lent = make_executor(fault=fault), make_executor(fault=fault)
+    monkeypatch.setattr("autotune.tuner.SubprocessExecutor", lambda **options: own)
+    for name, given in (("own", None), ("lent", lent)):
+        tuner = Tuner(
+            "some/model", "some/rows", space="quick", executor=given, run_dir=tmp_path / name
+        )
+        try:
+            tuner.search(Budget(2))
+        except BaselineError:
+            assert broken
+    assert own.is_shut_down
+    assert not lent.is_shut_down
+
+
 def test_the_same_seed_searches_the_same(tmp_path: Path) -> None:
     def digests(name: str, seed: int) -> list[str]:
         # The fake's noise depends on the folder's name.
@@ -299,7 +317,6 @@ def test_another_search_is_not_resumed(change: dict[str, Any], named: str, run: 
         make_tuner(run, executor, resume=True, **change).search(Budget(4))
     assert caught.value.hint
     assert executor.submitted == []
-    assert executor.is_shut_down
     assert (run / "probes.jsonl").read_bytes() == before
 
 
@@ -445,7 +462,6 @@ def test_a_broken_baseline_leaves_a_report(run: Path) -> None:
     report = Report.load(run / "report.json")
     assert not report.finished
     assert [trial.outcome for trial in report.trials] == [Outcome.CRASHED]
-    assert executor.is_shut_down
     # Once it is mended, the search goes on.
     assert make_tuner(run, resume=True).search(Budget(3)).finished
 
@@ -496,7 +512,6 @@ def test_errors_of_the_worker_reach_the_caller(run: Path) -> None:
     executor = FakeExecutor(answers={**make_answers(), "prepare": refuse})
     with pytest.raises(UsageError, match="no row"):
         make_tuner(run, executor).search(Budget(5))
-    assert executor.is_shut_down
     assert not (run / "run.json").exists()
 
 

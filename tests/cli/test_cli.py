@@ -1,0 +1,663 @@
+"""The command line, as a user and as a script sees it; probes run on a fake machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune import doctor, tuner
+from autotune.cli.main import main
+from autotune.errors import ExecutorError
+from autotune.probe.result import Outcome
+from autotune.probe.spec import ProbeSpec
+from autotune.report.model import Report
+from autotune.testing.fakes import FakeExecutor, MemoryWall
+from autotune.testing.searches import make_answers
+
+GIB = 1 << 30
+SEARCH = ("search", "some/model", "some/rows", "--space", "quick")
+
+
+@dataclass
+class Done:
+    """What a command left."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@pytest.fixture(autouse=True)
+def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """Work in an empty folder, and put the signal handlers back."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(sys, "argv", ["autotune"])
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Replace the processes that probes run in; the options may be changed by a test."""
+    options: dict[str, Any] = {
+        "wall": MemoryWall(capacity_bytes=14 * GIB),
+        "answers": make_answers(),
+        "made": [],
+    }
+
+    def make(**_: Any) -> FakeExecutor:
+        executor = FakeExecutor(**{k: v for k, v in options.items() if k != "made"})
+        options["made"].append(executor)
+        return executor
+
+    monkeypatch.setattr(tuner, "SubprocessExecutor", make)
+    monkeypatch.setattr(doctor, "SubprocessExecutor", make)
+    return options
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    def run(*arguments: object) -> Done:
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Done(code, captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture
+def found(machine: dict[str, Any], cli: Callable[..., Done]) -> Path:
+    """Return the folder of a finished search."""
+    assert cli(*SEARCH, "--trials", 8, "--run-dir", "found").code == 0
+    return Path("found")
+
+
+def interrupting_at(number: int) -> Callable[[ProbeSpec], None]:
+    count = iter(range(10**9))
+
+    def fault(spec: ProbeSpec) -> None:
+        if next(count) == number:
+            raise KeyboardInterrupt
+
+    return fault
+
+
+# --- search -------------------------------------------------------------------------------------
+
+
+def test_a_search_ends_with_a_recommendation(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    done = cli(*SEARCH, "--trials", 8, "--run-dir", "here")
+    assert done.code == 0
+    report = Report.load("here/report.json")
+    assert report.finished
+    # The result is on stdout, what happens meanwhile on stderr.
+    assert "GiB" in done.out
+    assert "tokens/s" in done.out or "tok/s" in done.out
+    for text in ("starting the worker", "front so far", "probing the front again", "run folder"):
+        assert text not in done.out
+        assert text in done.err
+    assert str(Path("here").resolve() / "configs" / "best.yaml") in done.err
+    lines = done.err.splitlines()
+    assert sum("GiB" in line for line in lines) >= 8
+    assert "\x1b" not in done.out + done.err
+    assert "Traceback" not in done.err
+
+
+def test_json_is_the_report_and_nothing_else(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    done = cli(*SEARCH, "--trials", 4, "--run-dir", "here", "--json")
+    assert done.code == 0
+    assert done.json == json.loads(Path("here/report.json").read_text())
+
+
+def test_options_reach_the_search(machine: dict[str, Any], cli: Callable[..., Done]) -> None:
+    arguments = ["--trials", 5, "--run-dir", "here", "--json", "--seed", 7, "--sampler", "random"]
+    arguments += ["--global-batch", 16, "--min-coverage", 0.9, "--memory-budget", "10GiB"]
+    arguments += ["--pin", "adaptation=full", "--pin", "checkpointing=full", "--split", "test"]
+    arguments += ["--probe-timeout", "2m", "--weights", "real", "--phases", "eval, save"]
+    done = cli(*SEARCH, *arguments)
+    assert done.code == 0, done.err
+    report = Report.from_dict(done.json)
+    assert (report.seed, report.sampler, report.global_batch) == (7, "random", 16)
+    assert report.min_coverage == 0.9
+    assert report.budget_bytes == 10 * GIB
+    assert report.weights == "real"
+    for trial in report.trials:
+        assert trial.candidate["adaptation"] == "full"
+        assert trial.candidate["checkpointing"] == "full"
+    spec = machine["made"][0].submitted[0]
+    assert spec.timeout_s == 120.0
+    assert spec.phases == ("eval", "save")
+    assert spec.config["dataset_train_split"] == "test"
+    assert spec.memory_budget_bytes == 10 * GIB
+
+
+def test_the_default_run_folder_is_under_runs(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    assert cli(*SEARCH, "--trials", 2).code == 0
+    (folder,) = Path("runs").iterdir()
+    assert folder.name.startswith("model-")
+
+
+def test_nothing_fits(machine: dict[str, Any], cli: Callable[..., Done]) -> None:
+    machine["wall"] = MemoryWall(capacity_bytes=1 * GIB)
+    done = cli(*SEARCH, "--trials", 5, "--run-dir", "here")
+    assert done.code == 3
+    assert "error:" in done.err
+    assert "hint:" in done.err
+    assert Report.load("here/report.json").finished
+    done = cli(*SEARCH, "--trials", 6, "--run-dir", "here", "--resume", "--json")
+    assert done.code == 3
+    assert done.json["pareto_numbers"] == []
+
+
+def test_a_broken_set_up_is_exit_code_1(machine: dict[str, Any], cli: Callable[..., Done]) -> None:
+    machine["fault"] = lambda spec: Outcome.CRASHED
+    done = cli(*SEARCH, "--run-dir", "here")
+    assert done.code == 1
+    assert "the baseline is crashed" in done.err
+    assert "hint:" in done.err
+    assert "Traceback" not in done.err
+    assert done.out == ""
+
+
+def test_a_worker_that_cannot_be_started_is_exit_code_1(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    def refuse(request: Any) -> dict[str, Any]:
+        raise ExecutorError("The worker did not start.", hint="Run autotune doctor.")
+
+    machine["answers"] = {"describe": refuse}
+    done = cli(*SEARCH, "--run-dir", "here")
+    assert done.code == 1
+    assert done.err.splitlines()[-2:] == [
+        "error: The worker did not start.",
+        "  hint: Run autotune doctor.",
+    ]
+
+
+def test_an_interrupted_search_shows_what_it_has(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    machine["fault"] = interrupting_at(3)
+    done = cli(*SEARCH, "--trials", 8, "--run-dir", "here")
+    assert done.code == 130
+    assert "GiB" in done.out
+    assert "--resume" in done.err
+    report = Report.load("here/report.json")
+    assert report.interrupted
+    assert len(report.trials) == 3
+    # It can be looked at, exported from and continued.
+    assert cli("report", "here").code == 0
+    assert cli("export", "here", "--pick", "leanest").code == 0
+    machine["fault"] = None
+    done = cli(*SEARCH, "--trials", 8, "--run-dir", "here", "--resume", "--json")
+    assert done.code == 0
+    assert done.json["finished"]
+
+
+def test_an_interrupt_before_the_first_probe_is_130(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    def interrupt(request: Any) -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    machine["answers"] = {**make_answers(), "prepare": interrupt}
+    done = cli(*SEARCH, "--run-dir", "here")
+    assert done.code == 130
+    assert "Traceback" not in done.err
+    # The folder holds no search yet, so it can be used again.
+    machine["answers"] = make_answers()
+    assert cli(*SEARCH, "--trials", 2, "--run-dir", "here").code == 0
+
+
+def test_a_run_is_not_overwritten(found: Path, cli: Callable[..., Done]) -> None:
+    before = (found / "probes.jsonl").read_bytes()
+    done = cli(*SEARCH, "--trials", 2, "--run-dir", found)
+    assert done.code == 2
+    assert "--resume" in done.err
+    assert done.out == ""
+    assert (found / "probes.jsonl").read_bytes() == before
+
+
+def test_a_strangers_folder_is_left_alone(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    Path("mine").mkdir()
+    Path("mine/thesis.tex").write_text("chapter 1")
+    done = cli(*SEARCH, "--run-dir", "mine")
+    assert done.code == 2
+    assert [path.name for path in Path("mine").iterdir()] == ["thesis.tex"]
+
+
+def test_a_resumed_run_must_be_the_same_search(found: Path, cli: Callable[..., Done]) -> None:
+    done = cli(*SEARCH, "--run-dir", found, "--resume", "--global-batch", 32)
+    assert done.code == 2
+    assert "global_batch" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--space", "qick"], "quick"),
+        (["--space", "none.yaml"], "none.yaml"),
+        (["--trainer", "ppo"], "ppo"),
+        (["--sampler", "tpee"], "tpe"),
+        (["--pin", "lora_rr=8"], "lora_r"),
+        (["--pin", "lora_r=eight"], "lora_r"),
+        (["--pin", "lora_r"], "KNOB=VALUE"),
+        (["--pin", "=8"], "KNOB=VALUE"),
+        (["--pin", "lora_r=8", "--pin", "lora_r=16"], "twice"),
+        (["--memory-budget", "22 parsecs"], "--memory-budget"),
+        (["--memory-budget", "-1GiB"], "--memory-budget"),
+        (["--memory-budget", "0"], "--memory-budget"),
+        (["--memory-budget", "1MiB"], "below the weights"),
+        (["--time-budget", "soon"], "--time-budget"),
+        (["--time-budget", "0s"], "--time-budget"),
+        (["--probe-timeout", "1 fortnight"], "--probe-timeout"),
+        (["--trials", "0"], "--trials"),
+        (["--trials", "many"], "--trials"),
+        (["--global-batch", "0"], "--global-batch"),
+        (["--min-coverage", "1.5"], "--min-coverage"),
+        (["--weights", "trained"], "weights"),
+        (["--phases", "eval,test"], "phases"),
+        (["--resume"], "--run-dir"),
+        (["--resume", "--run-dir", "nowhere"], "no search to resume"),
+        (["--study", "nonsense://x", "--run-dir", "x"], "nonsense"),
+        (["--no-such-option"], "--no-such-option"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_request_is_exit_code_2(
+    arguments: list[str], named: str, machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    done = cli(*SEARCH, *arguments)
+    assert done.code == 2, done.err
+    assert named in done.err
+    assert done.out == ""
+    assert "Traceback" not in done.err
+    assert not [spec for made in machine["made"] for spec in made.submitted]
+
+
+@pytest.mark.parametrize(
+    ("model", "dataset", "named"),
+    [
+        ("./nowhere", "some/rows", "nowhere"),
+        ("some/model", "rows.jsonl", "rows.jsonl"),
+        ("some/model", "notes.txt", ".txt"),
+        (".", "some/rows", "config.json"),
+        ("some/model", "empty", "no data file"),
+    ],
+)
+def test_missing_files_are_exit_code_2(
+    model: str, dataset: str, named: str, machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    Path("notes.txt").touch()
+    Path("empty").mkdir()
+    done = cli("search", model, dataset)
+    assert done.code == 2
+    assert named in done.err
+    assert "hint:" in done.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [(), ("serch",), ("search",), ("search", "only/model"), ("report",)]
+)
+def test_a_command_that_is_not_whole_is_exit_code_2(
+    arguments: tuple[str, ...], cli: Callable[..., Done]
+) -> None:
+    done = cli(*arguments)
+    assert done.code == 2
+    assert "Usage" in done.out + done.err
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_is_exit_code_0(option: str, cli: Callable[..., Done]) -> None:
+    done = cli(option)
+    assert done.code == 0
+    for name in ("search", "report", "export", "verify", "lengths", "spaces", "doctor", "demo"):
+        assert name in done.out
+    for name in ("search", "report", "export", "verify", "lengths", "spaces", "doctor", "demo"):
+        assert cli(name, option).code == 0
+
+
+def test_the_version_is_printed(cli: Callable[..., Done]) -> None:
+    done = cli("--version")
+    assert done.code == 0
+    assert done.out.startswith("trl-autotune ")
+
+
+# --- dry run ------------------------------------------------------------------------------------
+
+
+def test_a_dry_run_probes_and_writes_nothing(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    done = cli(*SEARCH, "--dry-run", "--run-dir", "here")
+    assert done.code == 0
+    assert "candidates" in done.out
+    assert "at most" in done.out
+    assert machine["made"][0].submitted == []
+    assert list(Path().iterdir()) == []
+
+
+def test_a_dry_run_as_json(machine: dict[str, Any], cli: Callable[..., Done]) -> None:
+    done = cli(*SEARCH, "--dry-run", "--trials", 10, "--json", "--pin", "adaptation=full")
+    assert done.code == 0
+    facts = done.json
+    assert facts["num_candidates"] > 10
+    assert facts["trials"] == 10
+    assert facts["worst_case_time_s"] == 18 * 300.0
+    names = [knob["name"] for knob in facts["knobs"]]
+    assert "per_device_train_batch_size" in names
+    (adaptation,) = (knob for knob in facts["knobs"] if knob["name"] == "adaptation")
+    assert adaptation["values"] == ["full"]
+    assert facts["baseline"]["adaptation"] == "full"
+
+
+def test_a_dry_run_of_a_large_space_is_quick(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    done = cli("search", "some/model", "some/rows", "--dry-run", "--time-budget", "1h", "--json")
+    assert done.code == 0
+    assert done.json["num_candidates"] == 20_000
+    assert not done.json["num_candidates_is_exact"]
+    assert done.json["worst_case_time_s"] == 1.25 * 3600 + 300
+    # Every value of every knob is listed, whatever a listing of candidates would reach.
+    values = {knob["name"]: knob["values"] for knob in done.json["knobs"]}
+    assert {"full", "lora", "lora_8bit"} <= set(values["adaptation"])
+    assert {"padded", "bfd", "wrapped"} <= set(values["batching"])
+    assert {"sdpa", "eager"} <= set(values["attn_implementation"])
+
+
+# --- report and export --------------------------------------------------------------------------
+
+
+def test_a_report_can_be_shown_again(found: Path, cli: Callable[..., Done]) -> None:
+    first, again = cli("report", found), cli("report", found / "report.json")
+    assert first.code == again.code == 0
+    assert first.out == again.out
+    assert first.err == ""
+    assert cli("report", found, "--verbose").code == 0
+    assert cli("report", found, "--json").json == json.loads((found / "report.json").read_text())
+
+
+@pytest.mark.parametrize("command", ["report", "export", "verify"])
+def test_a_run_that_is_not_there(command: str, cli: Callable[..., Done]) -> None:
+    Path("empty").mkdir()
+    for name in ("nowhere", "empty"):
+        done = cli(command, name)
+        assert done.code == 2
+        assert name in done.err
+        assert "hint:" in done.err
+        assert done.out == ""
+
+
+@pytest.mark.parametrize("command", ["report", "export"])
+def test_a_run_without_a_probe_yet(
+    command: str, machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    Path("begun").mkdir()
+    Path("begun/run.json").write_text("{}")
+    done = cli(command, "begun")
+    assert done.code == 2
+    assert "--resume" in done.err
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": 99}', '{"schema": 1}'])
+def test_a_report_that_cannot_be_read(content: str, cli: Callable[..., Done]) -> None:
+    Path("broken").mkdir()
+    Path("broken/report.json").write_text(content)
+    done = cli("report", "broken")
+    assert done.code == 1
+    assert "report.json" in done.err
+    assert "Traceback" not in done.err
+
+
+@pytest.mark.parametrize("pick", ["fastest", "leanest", "balanced", "0"])
+def test_a_pick_is_exported_to_stdout(pick: str, found: Path, cli: Callable[..., Done]) -> None:
+    done = cli("export", found, "--pick", pick)
+    assert done.code == 0
+    assert done.err == ""
+    report = Report.load(found / "report.json")
+    assert yaml.safe_load(done.out) == report.pick(pick).config
+
+
+def test_a_pick_is_exported_to_a_file(found: Path, cli: Callable[..., Done]) -> None:
+    done = cli("export", found, "-o", "deep/sft.yaml")
+    assert done.code == 0
+    assert done.out == ""
+    assert "deep/sft.yaml" in done.err
+    report = Report.load(found / "report.json")
+    assert yaml.safe_load(Path("deep/sft.yaml").read_text()) == report.pick("balanced").config
+
+
+def test_export_needs_a_file_and_a_known_pick(found: Path, cli: Callable[..., Done]) -> None:
+    Path("folder").mkdir()
+    done = cli("export", found, "-o", "folder")
+    assert done.code == 2
+    assert "folder" in done.err
+    for pick in ("fastesd", "999", "-1", ""):
+        done = cli("export", found, f"--pick={pick}")
+        assert done.code == 2, pick
+        assert "hint:" in done.err
+
+
+def test_nothing_to_export_where_nothing_fits(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    machine["wall"] = MemoryWall(capacity_bytes=1 * GIB)
+    cli(*SEARCH, "--trials", 3, "--run-dir", "here")
+    done = cli("export", "here")
+    assert done.code == 3
+    assert done.out == ""
+    assert cli("report", "here").code == 0
+    assert cli("verify", "here").code == 2
+
+
+def test_verify_takes_yaml_only(cli: Callable[..., Done]) -> None:
+    Path("notes.txt").touch()
+    assert cli("verify", "notes.txt").code == 2
+    Path("list.yaml").write_text("- 1\n- 2\n")
+    done = cli("verify", "list.yaml")
+    assert done.code == 2
+    assert "mapping" in done.err
+    Path("broken.yaml").write_text("a: [1\n")
+    assert cli("verify", "broken.yaml").code == 2
+    Path("good.yaml").write_text("max_steps: 1\n")
+    assert cli("verify", "good.yaml", "--timeout", "never").code == 2
+    assert cli("verify", "good.yaml", "--steps", "0").code == 2
+
+
+# --- looks --------------------------------------------------------------------------------------
+
+
+def test_spaces_are_listed(cli: Callable[..., Done]) -> None:
+    done = cli("spaces")
+    assert done.code == 0
+    assert "quick (sft)" in done.out
+    assert "sft (sft)" in done.out
+    found = cli("spaces", "--json").json["spaces"]
+    assert {item["name"] for item in found} >= {"quick", "sft"}
+    assert all(item["digest"] and item["knobs"] and item["description"] for item in found)
+
+
+def test_a_space_is_shown(cli: Callable[..., Done]) -> None:
+    done = cli("spaces", "quick")
+    assert done.code == 0
+    assert "per_device_train_batch_size = " in done.out
+    Path("mine.yaml").write_text("schema: 1\ntrainer: sft\nknobs:\n  lora_r: [4, 8]\n")
+    shown = cli("spaces", "mine.yaml", "--json").json["spaces"]
+    assert [item["name"] for item in shown] == ["mine"]
+    assert [knob["name"] for knob in shown[0]["knobs"]] == ["lora_r"]
+
+
+@pytest.mark.parametrize(
+    ("content", "named"),
+    [
+        ("schema: 1\ntrainer: sft\nknobs:\n  lora_rr: [4]\n", "lora_r"),
+        ("schema: 9\ntrainer: sft\nknobs: {}\n", "schema"),
+        ("knobs: [", "mine.yaml"),
+        ("schema: 1\ntrainer: sft\nknobs:\n  lora_r: []\n", "lora_r"),
+        ("schema: 1\ntrainer: sft\nfixed: {max_steps: 3}\nknobs:\n  lora_r: [4]\n", "max_steps"),
+    ],
+)
+def test_a_wrong_space_is_exit_code_2(content: str, named: str, cli: Callable[..., Done]) -> None:
+    Path("mine.yaml").write_text(content)
+    done = cli("spaces", "mine.yaml")
+    assert done.code == 2
+    assert named in done.err
+    assert "Traceback" not in done.err
+    assert cli("spaces", "nowhere").code == 2
+
+
+def test_lengths_are_shown(machine: dict[str, Any], cli: Callable[..., Done]) -> None:
+    done = cli("lengths", "some/model", "some/rows")
+    assert done.code == 0
+    assert "3,000" in done.out or "3000" in done.out
+    found = cli("lengths", "some/model", "some/rows", "--json")
+    assert found.code == 0
+    assert isinstance(found.json, dict)
+    assert list(Path().iterdir()) == []
+
+
+def test_doctor(
+    machine: dict[str, Any], cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "_installed", lambda name: "1.0")
+    done = cli("doctor", "--json")
+    assert done.code == 0
+    findings = {item["name"]: item for item in done.json["findings"]}
+    assert {"python", "torch", "trl", "disk", "worker", "device"} <= set(findings)
+    assert all(item["passed"] for item in findings.values())
+    done = cli("doctor")
+    assert "Test CPU" in done.out
+    monkeypatch.setattr(doctor, "_installed", lambda name: None if name == "trl" else "1.0")
+    done = cli("doctor", "--json")
+    assert done.code == 2
+    findings = {item["name"]: item for item in done.json["findings"]}
+    assert not findings["trl"]["passed"]
+    assert "pip install" in findings["trl"]["hint"]
+    assert "worker" not in findings
+
+
+def test_doctor_names_a_missing_device(
+    machine: dict[str, Any], cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(request: Any) -> dict[str, Any]:
+        raise ExecutorError("there is no cuda device here.", hint="Use --device cpu.")
+
+    monkeypatch.setattr(doctor, "_installed", lambda name: "1.0")
+    machine["answers"] = {"describe": refuse}
+    done = cli("doctor", "--device", "cuda", "--json")
+    assert done.code == 2
+    assert done.json["findings"][-1]["hint"] == "Use --device cpu."
+    assert machine["made"][-1].is_shut_down
+
+
+# --- terminals ----------------------------------------------------------------------------------
+
+
+def test_no_color_gives_plain_lines_on_a_terminal(
+    machine: dict[str, Any], cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # what rich takes for a terminal
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert "\x1b[" in cli(*SEARCH, "--trials", 3, "--run-dir", "color").err
+    monkeypatch.setenv("NO_COLOR", "1")
+    done = cli(*SEARCH, "--trials", 3, "--run-dir", "plain")
+    assert done.code == 0
+    assert "\x1b" not in done.out
+    assert "\x1b" not in done.err
+
+
+# --- real processes -----------------------------------------------------------------------------
+
+
+def run_python(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, timeout=60, **options
+    )
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = ("torch", "transformers", "trl", "datasets", "optuna", "numpy", "rich.progress")
+    script = (
+        "import sys\n"
+        "from autotune.cli.main import main\n"
+        f"heavy = {heavy!r}\n"
+        "code = main(['--help'])\n"
+        "print([name for name in heavy if name in sys.modules], code, file=sys.stderr)\n"
+    )
+    done = run_python("-c", script)
+    assert done.stderr.strip() == "[] 0"
+
+
+@pytest.mark.parametrize("command", ["spaces", "report"])
+def test_looking_needs_no_optuna_and_no_torch(command: str, found: Path) -> None:
+    script = (
+        "import sys\n"
+        "from autotune.cli.main import main\n"
+        f"code = main({[command] if command == 'spaces' else [command, str(found)]!r})\n"
+        "heavy = [name for name in ('torch', 'transformers', 'trl') if name in sys.modules]\n"
+        "print(heavy, code, file=sys.stderr)\n"
+    )
+    done = run_python("-c", script)
+    assert done.stderr.strip() == "[] 0", done.stderr
+
+
+def test_the_module_and_the_script_are_the_same(found: Path) -> None:
+    module = run_python("-m", "autotune", "report", str(found), "--json")
+    assert module.returncode == 0
+    assert module.stderr == ""
+    script = Path(sys.executable).parent / "autotune"
+    if not script.exists():
+        pytest.skip("the package is not installed here")
+    done = subprocess.run(
+        [str(script), "report", str(found), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == module.stdout
+    assert run_python("-m", "autotune", "report", "nowhere").returncode == 2
+
+
+@pytest.mark.parametrize("buffering", [[], ["-u"]])
+def test_a_reader_that_goes_away_is_no_error(buffering: list[str]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(
+        [sys.executable, *buffering, "-m", "autotune", "spaces", "sft"],
+        stdout=writing,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from autotune.trainers.schedule import ROWS_KEPT, num_steps, plan, probe_accumulation, subset
+
+LENGTHS = [5, 90, 12, 40, 90, 7, 33, 60]
+
+
+def make_plan(lengths: list[int] = LENGTHS, **changes: Any) -> Any:
+    values: dict[str, Any] = {
+        "batch_size": 2,
+        "accumulation": 2,
+        "num_typical_steps": 3,
+        "seed": 0,
+        "shuffle": True,
+    }
+    return plan(lengths, **{**values, **changes})
+
+
+def steps_of(schedule: Any, batch_size: int, accumulation: int) -> list[list[tuple[int, ...]]]:
+    """Return the rows per step and micro-batch."""
+    rows = schedule.rows
+    micros = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+    return [micros[i : i + accumulation] for i in range(0, len(micros), accumulation)]
+
+
+def test_the_worst_batch_ends_the_first_the_second_and_the_last_step() -> None:
+    schedule = make_plan()
+    steps = steps_of(schedule, 2, 2)
+    assert schedule.num_steps == len(steps) == num_steps(3) == 6
+    # The two longest rows, the earlier one first.
+    assert [step[-1] for step in (steps[0], steps[1], steps[5])] == [(1, 4)] * 3
+    assert schedule.worst_batch == (2, 90)
+
+
+def test_without_accumulation_it_is_the_whole_step() -> None:
+    steps = steps_of(make_plan(accumulation=1), 2, 1)
+    assert steps[0] == steps[1] == steps[-1] == [(1, 4)]
+
+
+@given(
+    lengths=st.lists(st.integers(1, 500), min_size=1, max_size=40),
+    batch_size=st.integers(1, 8),
+    accumulation=st.integers(1, 3),
+    num_typical=st.integers(0, 6),
+    seed=st.integers(0, 5),
+    shuffle=st.booleans(),
+)
+def test_what_holds_for_every_plan(
+    lengths: list[int],
+    batch_size: int,
+    accumulation: int,
+    num_typical: int,
+    seed: int,
+    shuffle: bool,
+) -> None:
+    options = {
+        "batch_size": batch_size,
+        "accumulation": accumulation,
+        "num_typical_steps": num_typical,
+        "seed": seed,
+        "shuffle": shuffle,
+    }
+    if len(lengths) < batch_size:
+        with pytest.raises(ValueError, match="too few"):
+            make_plan(lengths, **options)
+        return
+    schedule = make_plan(lengths, **options)
+    assert schedule == make_plan(lengths, **options)
+    assert schedule.num_steps == num_steps(num_typical) == 3 + num_typical
+    assert len(schedule.rows) == schedule.num_steps * accumulation * batch_size
+    assert set(schedule.rows) <= set(range(len(lengths)))
+    steps = steps_of(schedule, batch_size, accumulation)
+    worst = sorted(lengths, reverse=True)[:batch_size]
+    for step in (steps[0], steps[1], steps[-1]):
+        assert sorted((lengths[row] for row in step[-1]), reverse=True) == worst
+    assert schedule.worst_batch == (batch_size, max(lengths))
+    # Typical rows are taken in turn: none a second time before each was taken once.
+    typical = [row for step in steps[2:-1] for micro in step for row in micro]
+    counts = Counter({row: 0 for row in range(len(lengths))})
+    counts.update(typical)
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+def test_typical_rows_keep_the_datas_order_where_the_trainer_does() -> None:
+    steps = steps_of(make_plan(shuffle=False), 2, 2)
+    assert steps[2:-1] == [[(0, 1), (2, 3)], [(4, 5), (6, 7)], [(0, 1), (2, 3)]]
+
+
+def test_the_order_depends_on_the_seed_alone() -> None:
+    import random
+
+    first = make_plan(seed=1)
+    random.seed(99)
+    assert make_plan(seed=1) == first
+    assert make_plan(seed=2).rows != first.rows
+
+
+def test_too_few_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="has 1 rows, too few for a micro-batch of 2"):
+        make_plan([10])
+    with pytest.raises(ValueError, match="has 0 rows"):
+        make_plan([])
+
+
+@pytest.mark.parametrize(
+    ("exported", "batch_size", "packed", "probed"),
+    [
+        (1, 8, False, 1),
+        (2, 8, False, 2),
+        (3, 8, False, 2),
+        (64, 16, False, 2),
+        # Rows of differing length: eight to a step, if a full step holds them.
+        (64, 4, False, 2),
+        (64, 2, False, 4),
+        (64, 1, False, 8),
+        (64, 3, False, 3),
+        (3, 1, False, 3),
+        # Packed rows are alike.
+        (64, 1, True, 2),
+        (1, 1, True, 1),
+    ],
+)
+def test_few_micro_batches_stand_for_many(
+    exported: int, batch_size: int, packed: bool, probed: int
+) -> None:
+    assert probe_accumulation(exported, batch_size=batch_size, packed=packed) == probed
+
+
+def test_a_small_data_set_is_processed_as_a_whole() -> None:
+    assert subset([3, 1, 2], num_needed=100, num_longest=2, seed=0) == [0, 1, 2]
+    lengths = [1] * ROWS_KEPT
+    assert len(subset(lengths, num_needed=5, num_longest=2, seed=0)) == ROWS_KEPT
+
+
+def test_of_a_large_one_enough_rows_and_the_longest() -> None:
+    lengths = [1 + (i * 7919) % 1000 for i in range(20_000)]
+    lengths[17] = lengths[19_999] = 5000
+    chosen = subset(lengths, num_needed=100, num_longest=2, seed=3)
+    assert chosen == sorted(set(chosen))
+    assert {17, 19_999} <= set(chosen)
+    assert ROWS_KEPT <= len(chosen) <= ROWS_KEPT + 2
+    assert chosen == subset(lengths, num_needed=100, num_longest=2, seed=3)
+    assert chosen != subset(lengths, num_needed=100, num_longest=2, seed=4)
+    many = subset(lengths, num_needed=4500, num_longest=2, seed=3)
+    assert 5000 <= len(many) <= 5002
+
+
+def test_more_rows_may_be_needed_than_there_are() -> None:
+    lengths = [1] * 2500
+    assert len(subset(lengths, num_needed=9000, num_longest=2, seed=0)) == 2500
+    # Rounded up to whole pools, and still no more than there are.
+    assert len(subset(lengths, num_needed=2400, num_longest=2, seed=0)) == 2500
