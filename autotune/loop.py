@@ -144,8 +144,8 @@ class SearchLoop:
     def _may_start(self, num_trials: int | None, deadline_s: float | None) -> bool:
         if self.exhausted or (self._running and not self.trials):
             return False  # the baseline runs alone and first
-        if _is_past(deadline_s):
-            return False
+        if self.trials and _is_past(deadline_s):
+            return False  # without the baseline there is nothing to tell
         return num_trials is None or self.num_probed + len(self._running) < num_trials
 
     def _next(self, deadline_s: float | None) -> _Pending | None:

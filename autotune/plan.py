@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune.devices import host
 from autotune.errors import UsageError
 from autotune.executors.base import Executor
 from autotune.probe import sources
@@ -107,7 +108,21 @@ class Plan:
 
     def config(self, candidate: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole TRL configuration of a candidate, as it is exported."""
-        return {**self.base_config, **self.space.config(candidate)}
+        config = {**self.base_config, **self.space.config(candidate)}
+        env = {**self.base_config.get("env", {}), **config.get("env", {})}
+        return {**config, "env": env} if env else config
+
+    @property
+    def notices(self) -> tuple[str, ...]:
+        """Return what the user should know about the set-up, in whole sentences."""
+        num_empty = self.context.data.num_empty_rows
+        if not num_empty:
+            return tuple(self.space.notices)
+        empty = (
+            f"{num_empty:,} rows of the data are null or empty. The probes leave them out, but "
+            "trl fails on such rows: remove them before you train."
+        )
+        return (*self.space.notices, empty)
 
     def identity(self) -> dict[str, Any]:
         """Return what must be the same for results to belong to one search."""
@@ -136,7 +151,8 @@ class Plan:
 
 def describe(device: str, executor: Executor) -> dict[str, Any]:
     """Return the device, the packages and the versions, seen from a disposable process."""
-    return executor.run_task("describe", {"device": device}, timeout_s=DESCRIBE_TIMEOUT_S)
+    request = {"device": device, "process_env": host.process_env(device)}
+    return executor.run_task("describe", request, timeout_s=DESCRIBE_TIMEOUT_S)
 
 
 def make_plan(
@@ -171,6 +187,9 @@ def make_plan(
     _check_budget(budget, context)
     name = sources.short_name(str(keys["model_name_or_path"]))
     base = {**keys, "output_dir": f"{name}-{request.trainer}", **seen["trainer_keys"]}
+    env = host.process_env(device.kind)
+    if env:
+        base["env"] = env
     return Plan(
         request=request,
         context=context,
@@ -213,7 +232,8 @@ def _prepare(
             return record["answer"]  # type: ignore[no-any-return]
     except (OSError, ValueError, KeyError):
         pass
-    answer = executor.run_task("prepare", task, timeout_s=PREPARE_TIMEOUT_S)
+    environment = {"process_env": host.process_env(request.device)}
+    answer = executor.run_task("prepare", {**task, **environment}, timeout_s=PREPARE_TIMEOUT_S)
     folder.write_json(kept, {"task": task, "answer": answer})
     return answer
 

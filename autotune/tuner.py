@@ -347,7 +347,7 @@ class Tuner:
             removed_values=tuple(
                 (f"{name}={value}", reason) for name, value, reason in plan.space.removed
             ),
-            notices=tuple(plan.space.notices),
+            notices=plan.notices,
             warnings=report_warnings.collect(loop.trials, pareto=numbers),
             objectives=tuple(item.name for item in self._objectives),
             seed=plan.request.seed,

@@ -46,7 +46,7 @@ def planned(plan: Plan, budget: Budget) -> dict[str, Any]:
             {"knob": name, "value": value, "reason": reason}
             for name, value, reason in plan.space.removed
         ],
-        "notices": list(plan.space.notices),
+        "notices": list(plan.notices),
         "baseline": plan.space.baseline,
         "baseline_config": plan.config(plan.space.baseline),
     }

@@ -54,7 +54,7 @@ class Progress:
             f"device: {device.label}; budget {format_gib(plan.budget_bytes)} "
             f"({plan.budget_source}); global batch {plan.context.global_batch}"
         )
-        for notice in plan.space.notices:
+        for notice in plan.notices:
             self._say(f"note: {notice}")
         self._start_bar()
 

@@ -52,7 +52,7 @@ class CpuDevice:
                 f"a model is loaded ({memory['VmRSS']} bytes)"
             )
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = memory["VmData"] + growth
+        limit = memory["VmData"] + growth + host.MALLOC_PAD_BYTES
         if hard != resource.RLIM_INFINITY:
             limit = min(limit, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

@@ -21,11 +21,12 @@ from typing import Any, ClassVar
 from autotune.devices.base import DeviceBackend
 from autotune.probe.spec import ProbeSpec
 from autotune.trainers.base import Recorder, TrainingSession
+from autotune.trainers.schedule import num_steps
 
 GROUP_FILE = "group.json"
 """In the probe's folder: the process group and the pids that the fault started."""
 
-_UNMEASURED_STEPS = 2
+_UNMEASURED_STEPS = num_steps(0)
 _FOREVER_S = 600.0
 _FILL_LIMIT_BYTES = 2 << 30
 _BLOCK_BYTES = 16 << 20

@@ -165,17 +165,17 @@ def _tokenise(
 
 
 def _without_empty(raw: Dataset, text_field: str) -> tuple[Dataset, int]:
-    """Return the rows whose trained column is not null or empty; TRL fails on the others."""
+    """Return the rows that TRL can train on, and how many are null or empty: it fails on those.
+
+    An empty text is no failure: TRL makes it an end-of-text token.
+    """
     names = ("input_ids", "messages", "conversations", "prompt", "completion", text_field)
     columns = [name for name in dict.fromkeys(names) if name in raw.column_names]
     columns = [name for name in columns if name != "prompt" or "completion" in columns]
     kept = list(range(len(raw)))
     for name in columns:
         values = raw[name]
-        # A completion may stand alone: an empty text is a prompt.
-        kept = [
-            index for index in kept if values[index] or (name, values[index]) == ("prompt", "")
-        ]
+        kept = [index for index in kept if values[index] or values[index] == ""]
     if len(kept) == len(raw) or not columns:
         return raw, 0
     if not kept:
