@@ -44,8 +44,8 @@ def conversations(num_rows: int = NUM_ROWS, seed: int = SEED) -> list[dict[str, 
 
 
 def _conversation(draw: random.Random) -> list[dict[str, str]]:
-    # Median of about 5 sentences; a row in a hundred holds more than 45.
-    num_sentences = max(2, min(64, round(draw.lognormvariate(1.5, 1.0))))
+    # Median of about 3 sentences; a row in a hundred holds more than 24.
+    num_sentences = max(2, min(28, round(draw.lognormvariate(1.2, 0.9))))
     num_turns = max(1, min(6, num_sentences // 8))
     messages = []
     for _ in range(num_turns):
