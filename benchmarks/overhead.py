@@ -22,6 +22,7 @@ from pathlib import Path
 
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.plan import Request, make_plan
+from autotune.probe.result import Measurement
 from autotune.probe.spec import ProbeSpec
 from autotune.report.model import Report
 from autotune.runfolder import RunFolder
@@ -61,8 +62,8 @@ def run_search(folder: Path, trials: int) -> tuple[Report, float, int]:
     return Report.load(folder / "run" / "report.json"), wall_s, peak
 
 
-def peak_spread(folder: Path, repeats: int = 5) -> list[int]:
-    """Return the peak resident bytes of ``repeats`` probes of the baseline."""
+def probe_baseline(folder: Path, name: str, *, repeats: int = 5) -> list[Measurement]:
+    """Return the measurements of ``repeats`` probes of the demo's baseline."""
     request = Request(
         model=str(folder / "tiny-llama"),
         dataset=str(folder / "chat.jsonl"),
@@ -70,13 +71,13 @@ def peak_spread(folder: Path, repeats: int = 5) -> list[int]:
         device="cpu",
         global_batch=4,
     )
-    run = RunFolder(folder / "repeats")
+    run = RunFolder(folder / name)
     run.work.mkdir(parents=True)
     executor = SubprocessExecutor(devices=("cpu",))
     try:
         plan = make_plan(request, run, executor)
         config = plan.config(plan.space.baseline)
-        peaks = []
+        found = []
         for number in range(repeats):
             probe = run.probe_folder(f"{number:04d}")
             probe.mkdir(parents=True)
@@ -90,17 +91,25 @@ def peak_spread(folder: Path, repeats: int = 5) -> list[int]:
                     data_folder=plan.data_folder,
                     memory_budget_bytes=plan.budget_bytes,
                     accumulation_steps=config["gradient_accumulation_steps"],
+                    process_env=config.get("env", {}),
                 )
             ).result()
             if result.measurement is None:
-                raise SystemExit(
-                    f"a probe of the baseline ended {result.outcome}: {result.detail}"
-                )
-            peaks.append(result.measurement.peak_bytes)
-            print(f"probe {number}: peak {peaks[-1]:,} bytes resident (measured)")
+                raise SystemExit(f"the baseline ended {result.outcome}: {result.detail}")
+            found.append(result.measurement)
+            print(
+                f"{name} {number}: peak {found[-1].peak_bytes:,} bytes resident, "
+                f"{found[-1].tokens_per_s.median:,.0f} tokens/s (measured)",
+                flush=True,
+            )
     finally:
         executor.shutdown()
-    return peaks
+    return found
+
+
+def spread_pct(peaks: list[int]) -> float:
+    """Return greatest less least over the median, in percent."""
+    return round(100 * (max(peaks) - min(peaks)) / statistics.median(peaks), 2)
 
 
 def main() -> None:
@@ -124,7 +133,7 @@ def main() -> None:
         print(f"probes: {len(starts)}, first start {starts[0]:.3f} s")
         print(f"later starts: median {statistics.median(later):.3f} s, most {max(later):.3f} s")
         print(f"search: {wall_s:.1f} s wall, {work_s:.1f} s of it loading and training")
-        peaks = peak_spread(folder)
+        peaks = [found.peak_bytes for found in probe_baseline(folder, "repeat")]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     figures = {
@@ -132,7 +141,7 @@ def main() -> None:
         "wall_over_work": round(wall_s / work_s, 3),
         "help_s": round(help_s, 3),
         "parent_rss_mb": round(parent_peak / 1e6, 1),
-        "peak_spread_pct": round(100 * (max(peaks) - min(peaks)) / statistics.median(peaks), 2),
+        "peak_spread_pct": spread_pct(peaks),
     }
     print(json.dumps(figures))
 

@@ -173,12 +173,14 @@ def _without_empty(raw: Dataset, text_field: str) -> tuple[Dataset, int]:
     columns = [name for name in dict.fromkeys(names) if name in raw.column_names]
     columns = [name for name in columns if name != "prompt" or "completion" in columns]
     kept = list(range(len(raw)))
+    has_content = not columns
     for name in columns:
         values = raw[name]
+        has_content = has_content or (name != "prompt" and any(values))
         kept = [index for index in kept if values[index] or values[index] == ""]
-    if len(kept) == len(raw) or not columns:
+    if has_content and len(kept) == len(raw):
         return raw, 0
-    if not kept:
+    if not kept or not has_content:
         raise UsageError(
             f"every row of the data set is empty in {', '.join(columns)}.",
             hint="Check the file, or choose another split.",

@@ -213,9 +213,7 @@ def test_another_text_column_can_be_fixed(
     assert profile.num_empty_rows == 1
 
 
-@pytest.mark.parametrize("empty", [None, ""])
-def test_empty_rows_are_left_out_and_counted(
-    empty: str | None,
+def test_null_rows_are_left_out_and_counted(
     executor: SubprocessExecutor,
     model: str,
     chats: Rows,
@@ -223,10 +221,20 @@ def test_empty_rows_are_left_out_and_counted(
     work: Path,
 ) -> None:
     rows = as_text(chats, model)
-    rows[2]["text"] = rows[7]["text"] = empty
+    rows[2]["text"] = rows[7]["text"] = None
     profile, _ = prepared(prepare(executor, work, keys_for(model, write_lines(tmp_path, rows))))
     assert profile.num_rows == len(rows) - 2
     assert profile.num_empty_rows == 2
+
+
+def test_an_empty_text_is_the_one_token_that_trl_makes_of_it(
+    executor: SubprocessExecutor, model: str, chats: Rows, tmp_path: Path, work: Path
+) -> None:
+    rows = as_text(chats, model)
+    rows[2]["text"] = ""
+    profile, _ = prepared(prepare(executor, work, keys_for(model, write_lines(tmp_path, rows))))
+    assert (profile.num_rows, profile.num_empty_rows) == (len(rows), 0)
+    assert profile.length_counts[1] == 1
 
 
 def test_a_prompt_may_be_empty(

@@ -1,0 +1,51 @@
+"""What a plan adds to a candidate: the environment it was measured in, and what to know."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.devices import host
+from autotune.testing.contexts import make_context, make_cpu, make_gpu, make_profile
+from autotune.testing.searches import make_fake_plan
+
+
+@pytest.fixture(autouse=True)
+def _untuned(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in host.MALLOC_ENV:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_cpu_s_configuration_carries_the_malloc_settings_it_was_measured_with(
+    tmp_path: Path,
+) -> None:
+    plan = make_fake_plan(tmp_path, context=make_context(device=make_cpu()))
+    assert plan.config(plan.space.baseline)["env"] == host.MALLOC_ENV
+
+
+def test_an_accelerator_s_baseline_has_no_environment(tmp_path: Path) -> None:
+    plan = make_fake_plan(tmp_path, context=make_context(device=make_gpu()))
+    assert "env" not in plan.config(plan.space.baseline)
+
+
+def test_a_user_s_own_malloc_settings_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
+    assert host.process_env("cpu") == {}
+
+
+@pytest.mark.parametrize(
+    ("device", "expected"), [("cpu", host.MALLOC_ENV), ("cuda:0", {}), ("mps", {})]
+)
+def test_only_the_cpu_needs_an_environment(device: str, expected: dict[str, str]) -> None:
+    assert host.process_env(device) == expected
+
+
+def test_empty_rows_are_told_since_trl_fails_on_them(tmp_path: Path) -> None:
+    context = make_context(data=make_profile([100, 200, 300], num_empty_rows=3))
+    notices = make_fake_plan(tmp_path, context=context).notices
+    assert any("3 rows of the data are null or empty" in notice for notice in notices)
+
+
+def test_no_notice_without_empty_rows(tmp_path: Path) -> None:
+    assert not any("empty" in notice for notice in make_fake_plan(tmp_path).notices)
