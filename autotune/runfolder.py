@@ -6,6 +6,7 @@ folder can be read after any crash, kill or full disk.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -61,6 +62,10 @@ class RunFolder:
         """Return the folder of tokenised rows and worker logs, which can be made again."""
         return self.path / "work"
 
+    @property
+    def _lock_file(self) -> Path:
+        return self.path / ".lock"
+
     def probe_folder(self, probe_id: str) -> Path:
         """Return the folder of one probe."""
         return self.path / "probes" / probe_id
@@ -104,7 +109,7 @@ class RunFolder:
             ) from error
 
     def _take_lock(self) -> None:
-        descriptor = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
+        descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -116,10 +121,16 @@ class RunFolder:
         self._lock = descriptor
 
     def release(self) -> None:
-        """Give up the lock; safe to call twice."""
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+        """Give up the lock; safe to call twice. A folder without a search is taken away again."""
+        if self._lock is None:
+            return
+        if not self.run_file.exists():
+            self.clear_work()
+            self._lock_file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # somebody else's files are in it
+                self.path.rmdir()
+        os.close(self._lock)
+        self._lock = None
 
     def write_run(self, identity: Mapping[str, Any], details: Mapping[str, Any]) -> None:
         """Record what is searched."""

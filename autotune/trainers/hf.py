@@ -6,6 +6,7 @@ does; nothing of the exported configuration is interpreted here.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -172,7 +173,7 @@ class Session:
         trainer.train()
 
 
-class HfAdapter:
+class HfAdapter(ABC):
     """Base of the adapters of TRL's own trainers.
 
     A subclass names its TRL classes and how its rows are measured.
@@ -180,21 +181,25 @@ class HfAdapter:
 
     name: ClassVar[str]
 
+    @abstractmethod
     def config_class(self) -> type:
         """Return TRL's configuration class."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def make_trainer(self, **kwargs: Any) -> Any:
         """Return TRL's trainer for the arguments that TRL's script would pass."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def load_rows(self, spec: ProbeSpec, training_args: Any) -> tuple[Dataset, float]:
         """Return the rows to process and how many original rows each stands for."""
-        raise NotImplementedError
+        ...
 
+    @abstractmethod
     def row_lengths(self, dataset: Dataset) -> list[int]:
         """Return the tokens per row of the processed data set. Shape (N,)."""
-        raise NotImplementedError
+        ...
 
     def build(self, spec: ProbeSpec, device: DeviceBackend) -> Session:
         """Return the trainer of ``spec``, built as TRL's script builds it."""

@@ -162,3 +162,19 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     tmp_path.chmod(0o500)
     with pytest.raises(JournalError):
         RunFolder(tmp_path / "x").start(resume=False)
+
+
+def test_a_refused_search_leaves_no_folder_behind(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.start(resume=False)
+    (folder.work / "scratch").write_text("x")
+    folder.release()
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recorded_search_is_kept_when_the_lock_is_given_up(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.start(resume=False)
+    folder.write_run({"model": "m"}, {})
+    folder.release()
+    assert folder.run_file.exists()
