@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -202,10 +203,14 @@ def _dry_run(
     return 0
 
 
-def _command_line() -> str:
-    import shlex
+def _words() -> list[str]:
+    """Return the command line as typed; ``python -m autotune`` by its short name."""
+    name = Path(sys.argv[0]).name
+    return ["autotune" if name == "__main__.py" else name, *sys.argv[1:]]
 
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+
+def _command_line() -> str:
+    return shlex.join(_words())
 
 
 def _check_trainer(name: str) -> None:
@@ -218,9 +223,7 @@ def _check_trainer(name: str) -> None:
 
 
 def _resume_command(folder: Path) -> str:
-    import shlex
-
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    words = _words()
     if "--resume" not in words:
         words.append("--resume")
     if "demo" not in words and not any(word.startswith("--run-dir") for word in words):
