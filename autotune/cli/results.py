@@ -54,6 +54,8 @@ def export(
     from autotune.probe import trl_yaml
 
     trial = load_report(run).pick(pick)
+    if not trial.feasible:
+        common.say(f"warning: trial {trial.number} ended {trial.outcome.value} or over a limit")
     if output is None:
         print(trl_yaml.render(trial.config, trial.header(), file_name="config.yaml"), end="")
         return 0

@@ -98,6 +98,23 @@ def process_env(device: str) -> dict[str, str]:
     return {} if any(name.startswith("MALLOC_") for name in os.environ) else dict(MALLOC_ENV)
 
 
+def cpu_use() -> tuple[float, float] | None:
+    """Return seconds of processor time: used by others than this process, and passed on all cores.
+
+    Time stolen by a hypervisor counts as used by others. None where the kernel does not tell.
+    Source: proc(5), first line of ``/proc/stat``, in clock ticks.
+    """
+    try:
+        fields = [int(word) for word in (_PROC / "stat").read_text().split()[1:9]]
+    except (OSError, ValueError):
+        return None
+    user, nice, system, idle, waiting, irq, softirq, steal = fields
+    ticks_per_s = os.sysconf("SC_CLK_TCK")
+    busy_s = (user + nice + system + irq + softirq + steal) / ticks_per_s
+    own = os.times()
+    return busy_s - own.user - own.system, busy_s + (idle + waiting) / ticks_per_s
+
+
 def cpu_label() -> str:
     """Return the processor's name."""
     try:

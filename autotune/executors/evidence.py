@@ -190,7 +190,8 @@ def _explain(
 ) -> tuple[Outcome, str]:
     where = f" in phase {phase}" if phase else " before any phase"
     if ending.timed_out_after_s is not None:
-        return Outcome.TIMEOUT, f"not done after {ending.timed_out_after_s:g} s, ended{where}"
+        detail = f"not done after {ending.timed_out_after_s:g} s, ended{where}"
+        return Outcome.TIMEOUT, f"{detail}; a higher --probe-timeout gives it more"
     if ending.server_lost:
         return Outcome.LOST, f"{ending.words}{where}"
     if ending.signal == signal.SIGKILL:

@@ -152,6 +152,8 @@ class Measurement:
         rows_per_sample: Processed rows per row of the original data (below 1 when packed).
         device_used_by_others_bytes: Memory other processes held on the device; None if unknown.
         num_trainable_parameters: Parameters that the optimizer updates.
+        cpu_taken_by_others_ratio: Share (0 to 1) of the host's processor time that others used
+            during the measured steps, time stolen by a hypervisor included; None if unknown.
     """
 
     source: str
@@ -166,6 +168,7 @@ class Measurement:
     rows_per_sample: float = 1.0
     device_used_by_others_bytes: int | None = None
     num_trainable_parameters: int | None = None
+    cpu_taken_by_others_ratio: float | None = None
 
     def fit_bytes(self, peak: MemoryPeak) -> int | None:
         """Return the bytes of ``peak`` that decide whether a run fits."""

@@ -245,7 +245,10 @@ class Report:
 def probe_work_s(trials: Iterable[Trial]) -> float:
     """Return the time that all probes spent loading and training, in seconds."""
     lines = [result.timeline for trial in trials for result in trial.results]
-    return sum((line.load_s or 0.0) + (line.steps_s or 0.0) for line in lines)
+    # A probe that was ended from outside left only the time it took as a whole.
+    return sum(
+        (line.load_s or 0.0) + (line.steps_s or 0.0) or (line.total_s or 0.0) for line in lines
+    )
 
 
 def _rate(trial: Trial) -> float:

@@ -208,6 +208,14 @@ def combine(measurements: Sequence[Measurement]) -> Measurement:
         },
         worst_batch=max(batches, key=lambda batch: batch[0] * batch[1], default=None),
         num_alloc_retries=max(item.num_alloc_retries for item in measurements),
+        cpu_taken_by_others_ratio=max(
+            (
+                item.cpu_taken_by_others_ratio
+                for item in measurements
+                if item.cpu_taken_by_others_ratio is not None
+            ),
+            default=None,
+        ),
         device_used_by_others_bytes=_known_max(
             [item.device_used_by_others_bytes for item in measurements]
         ),

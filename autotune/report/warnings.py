@@ -14,6 +14,9 @@ MIN_STEPS = 3
 OTHERS_LIMIT_BYTES = 64 * MIB
 """Below this a display or a driver's own bookkeeping is as likely as another process."""
 
+CPU_LIMIT = 0.15
+"""Share of the host's processor time; the search itself and idle services take less."""
+
 NUM_NAMED = 5
 
 
@@ -30,6 +33,7 @@ def collect(trials: Sequence[Trial], *, pareto: Collection[int] = ()) -> tuple[s
         _spread(measured),
         _few_steps(measured),
         _others(measured),
+        _busy_host(measured),
         *_environments(trials),
         _on_the_edge(sorted(trials, key=lambda item: (item.number not in pareto, item.number))),
         _unconfirmed(measured, pareto),
@@ -48,8 +52,8 @@ def _spread(trials: Sequence[Trial]) -> str:
     worst = max(wide, key=lambda number: wide[number])
     return (
         f"The interquartile range of the rate is above {SPREAD_LIMIT:.0%} of the median in"
-        f" {_names(wide)} (most in trial {worst}: {wide[worst]:.0%}). Measure more steps, and keep"
-        " other work off the machine."
+        f" {_names(wide)} (most in trial {worst}: {wide[worst]:.0%}). Measure more steps"
+        " (--measured-steps), and keep other work off the machine."
     )
 
 
@@ -59,7 +63,24 @@ def _few_steps(trials: Sequence[Trial]) -> str:
         return ""
     return (
         f"Fewer than {MIN_STEPS} steps were measured in {_names(few)} (as few as"
-        f" {min(few.values())}), so the spread is not known. Measure more steps."
+        f" {min(few.values())}), so the spread is not known. Measure more"
+        " steps (--measured-steps)."
+    )
+
+
+def _busy_host(trials: Sequence[Trial]) -> str:
+    taken = {}
+    for trial in trials:
+        pooled = trial.measurement
+        share = pooled.cpu_taken_by_others_ratio if pooled is not None else None
+        if share is not None and share >= CPU_LIMIT:
+            taken[trial.number] = share
+    if not taken:
+        return ""
+    return (
+        f"Other work took up to {max(taken.values()):.0%} of the processor time during the"
+        f" measured steps of {_names(taken)}, so their rates are too low, on the CPU by far more"
+        " than that share. Probe again on a quiet machine; peaks are not affected."
     )
 
 

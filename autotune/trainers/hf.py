@@ -6,6 +6,9 @@ does; nothing of the exported configuration is interpreted here.
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import io
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -25,6 +28,7 @@ from trl import (
 )
 
 from autotune.devices.base import DeviceBackend
+from autotune.errors import UnknownNameError
 from autotune.probe.spec import ProbeSpec
 from autotune.space.knobs.batching import TRL_BATCH_SIZE
 from autotune.trainers import models
@@ -36,14 +40,26 @@ def parse(config_class: type, mapping: Mapping[str, Any], folder: Path) -> tuple
     """Return TRL's dataclasses for ``mapping``, read from a file as ``trl --config`` reads it.
 
     Raises:
-        ValueError: If TRL knows no such key or refuses a value.
+        UnknownNameError: If TRL knows no such key.
+        ValueError: If it refuses a value.
     """
+    classes = (ScriptArguments, config_class, ModelConfig, DatasetMixtureConfig)
+    known = {field.name for kind in classes for field in dataclasses.fields(kind)} | {"env"}
+    for key in mapping:
+        if key not in known:
+            raise UnknownNameError("TRL key", key, known)
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(dict(mapping), sort_keys=False))
-    parser = TrlParser((ScriptArguments, config_class, ModelConfig, DatasetMixtureConfig))
-    return parser.parse_args_and_config(  # type: ignore[no-any-return]
-        args=["--config", str(path)], fail_with_unknown_args=True
-    )
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            return TrlParser(classes).parse_args_and_config(  # type: ignore[no-any-return]
+                args=["--config", str(path)], fail_with_unknown_args=True
+            )
+    except SystemExit as error:
+        # argparse prints its usage and exits; its last line says what is wrong.
+        lines = said.getvalue().strip().splitlines() or ["a value is refused"]
+        raise ValueError(lines[-1].partition("error: ")[2] or lines[-1]) from error
 
 
 def probe_overlay(spec: ProbeSpec, device: DeviceBackend) -> dict[str, Any]:

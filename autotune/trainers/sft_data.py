@@ -14,7 +14,7 @@ from datasets import Dataset, disable_progress_bars
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 
-from autotune.errors import UsageError
+from autotune.errors import UnknownNameError, UsageError
 from autotune.space.context import DataProfile
 from autotune.space.lengths import useful_lengths
 from autotune.trainers.facts import model_facts
@@ -54,8 +54,12 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
     }
     try:
         script_args, training_args, model_args, dataset_args = parse(SFTConfig, mapping, folder)
+    except UnknownNameError:
+        raise
     except ValueError as error:
-        raise UsageError(f"TRL refuses the configuration: {error}") from error
+        raise UsageError(
+            f"TRL refuses the configuration: {error}.", hint="Look at `fixed:` in the space."
+        ) from error
     trust = bool(request.get("trust_remote_code"))
     config, tokenizer = open_model(
         model_args.model_name_or_path,

@@ -9,6 +9,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
+from autotune.devices import host
 from autotune.devices.base import DeviceBackend
 from autotune.probe.result import Measurement, MemoryPeak, StepRecord
 from autotune.trainers.base import DivergedError
@@ -48,6 +49,7 @@ class StepRecorder:
         self._steps: list[StepRecord] = []
         self._counts: deque[dict[str, int]] = deque()
         self._micro_times_s: list[float] = []
+        self._cpu_uses: list[tuple[float, float] | None] = []
         self._edge_s = 0.0
         self._facts: dict[str, Any] = {}
 
@@ -73,6 +75,7 @@ class StepRecorder:
     def end_step(self) -> None:
         """Note the rest of the step as the optimizer's and keep the step."""
         optimizer_time_s = self._lap()
+        self._cpu_uses.append(host.cpu_use())
         totals = {"num_tokens": 0, "num_positions": 0, "num_loss_tokens": 0, "num_rows": 0}
         for _ in self._micro_times_s:
             for name, value in self._counts.popleft().items():
@@ -136,8 +139,18 @@ class StepRecorder:
             phases=self._peaks,
             num_alloc_retries=self._device.num_alloc_retries(),
             device_used_by_others_bytes=self._device.used_by_others_bytes(),
+            cpu_taken_by_others_ratio=self._taken_by_others(last - 1),
             **self._facts,
         )
+
+    def _taken_by_others(self, last: int) -> float | None:
+        """Return others' share of the processor time between the measured steps' edges."""
+        if not 0 < self._num_before <= last:
+            return None
+        before, after = self._cpu_uses[self._num_before - 1], self._cpu_uses[last]
+        if before is None or after is None or after[1] <= before[1]:
+            return None
+        return min(max((after[0] - before[0]) / (after[1] - before[1]), 0.0), 1.0)
 
     def _lap(self) -> float:
         self._device.synchronize()

@@ -449,3 +449,21 @@ def test_what_cannot_be_trained_on_is_refused_with_a_hint(
     assert named in caught.value.message
     assert caught.value.hint
     assert "Traceback" not in caught.value.message
+
+
+def test_a_misspelt_fixed_key_is_named_with_the_nearest(
+    executor: SubprocessExecutor, model: str, chats: Rows, tmp_path: Path, work: Path
+) -> None:
+    keys = {**keys_for(model, write_lines(tmp_path, chats)), "learning_rte": 1e-4}
+    with pytest.raises(UsageError, match="learning_rte") as caught:
+        prepare(executor, work, keys)
+    assert "learning_rate" in caught.value.hint
+
+
+def test_a_fixed_value_that_trl_refuses_is_one_clear_line(
+    executor: SubprocessExecutor, model: str, chats: Rows, tmp_path: Path, work: Path
+) -> None:
+    keys = {**keys_for(model, write_lines(tmp_path, chats)), "learning_rate": "fast"}
+    with pytest.raises(UsageError, match="invalid float value: 'fast'") as caught:
+        prepare(executor, work, keys)
+    assert "usage:" not in caught.value.message

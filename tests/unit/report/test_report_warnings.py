@@ -53,3 +53,13 @@ def test_long_lists_are_cut_and_recommended_trials_come_first():
     trials = [make_trial(n, spread=0.3, num_probes=2) for n in range(9)]
     (text,) = collect(trials, pareto=[8])
     assert "trials 8, 0, 1, 2, 3 and 4 more" in text
+
+
+@pytest.mark.parametrize(("share", "warned"), [(None, False), (0.05, False), (0.4, True)])
+def test_a_busy_host_is_named_with_its_share(share, warned):
+    trial = make_trial(3, measurement_values={"cpu_taken_by_others_ratio": share})
+    found = [text for text in collect([trial]) if "processor time" in text]
+    assert bool(found) is warned
+    if warned:
+        assert "40%" in found[0]
+        assert "trial 3" in found[0]

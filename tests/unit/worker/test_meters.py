@@ -237,3 +237,21 @@ def test_peaks_are_merged_field_by_field() -> None:
     b = MemoryPeak(allocated_bytes=5, reserved_bytes=None, used_bytes=None)
     assert merge_peaks(a, b) == MemoryPeak(allocated_bytes=5, reserved_bytes=9)
     assert merge_peaks(a, b) == merge_peaks(b, a)
+
+
+def test_other_processes_share_of_the_processor_is_taken_over_the_measured_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # (others' seconds, seconds passed on all cores) at the end of each step.
+    uses = iter([(0.0, 0.0), (1.0, 10.0), (4.0, 20.0), (90.0, 30.0)])
+    monkeypatch.setattr("autotune.worker.meters.host.cpu_use", lambda: next(uses))
+    recorder = StepRecorder(
+        FakeDevice(), tmp_path, num_before=1, num_after=1, accumulation_steps=1
+    )
+    recorder.enter_phase("first_step")
+    for _ in range(4):
+        recorder.count(num_tokens=1, num_positions=1, num_loss_tokens=1, num_rows=1)
+        recorder.begin_step()
+        recorder.end_micro_batch()
+        recorder.end_step()
+    assert recorder.measurement().cpu_taken_by_others_ratio == pytest.approx(4.0 / 20.0)
