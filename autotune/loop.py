@@ -20,6 +20,7 @@ from autotune.report.trial import Trial
 from autotune.runfolder import RunFolder
 from autotune.search.study import Proposal, Study
 
+BASELINE = 0
 MAX_CRASHES_IN_A_ROW = 3
 MAX_REPEATED_DRAWS = 25
 MAX_WALKED = 20_000
@@ -84,7 +85,7 @@ class SearchLoop:
         self._random = random.Random(plan.request.seed)
         self._running: dict[Future[ProbeResult], _Pending] = {}
         self._unseen: list[dict[str, Any]] | None = None
-        self._next_number = 1 + max((trial.number for trial in self.trials), default=-1)
+        self._next_number = 1 + max((trial.number for trial in self.trials), default=BASELINE)
 
     def run(self, num_trials: int | None, deadline_s: float | None) -> None:
         """Probe until ``num_trials`` trials have one, the deadline passes or none is left.
@@ -150,7 +151,7 @@ class SearchLoop:
 
     def _next(self, deadline_s: float | None) -> _Pending | None:
         """Return the next candidate worth a probe; None if the space or the time is used up."""
-        if not self.trials:
+        if not any(trial.number == BASELINE for trial in self.trials):
             return self._first()
         repeated = 0
         while not _is_past(deadline_s):
@@ -178,7 +179,7 @@ class SearchLoop:
     def _first(self) -> _Pending:
         baseline = dict(self._plan.space.baseline)
         proposal = self._study.ask() if self._study.enqueue(baseline) else None
-        return _Pending(self._take_number(), baseline, self._plan.space.digest(baseline), proposal)
+        return _Pending(BASELINE, baseline, self._plan.space.digest(baseline), proposal)
 
     def _known(self, digest: str) -> int | None:
         for trial in self.trials:

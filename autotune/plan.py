@@ -58,6 +58,7 @@ class Request:
             (self.measured_steps >= 1, "measured_steps must be at least 1"),
             (self.warmup_steps >= 0, "warmup_steps must not be negative"),
             (self.probe_timeout_s > 0, "probe_timeout_s must be positive"),
+            (0 <= self.seed < 2**32, "seed must be from 0 to 4294967295"),
             (self.space.trainer == self.trainer, f"the space is for {self.space.trainer}"),
         ]
         for holds, message in checks:
@@ -115,14 +116,18 @@ class Plan:
     @property
     def notices(self) -> tuple[str, ...]:
         """Return what the user should know about the set-up, in whole sentences."""
-        num_empty = self.context.data.num_empty_rows
-        if not num_empty:
-            return tuple(self.space.notices)
-        empty = (
-            f"{num_empty:,} rows of the data are null or empty. The probes leave them out, but "
-            "trl fails on such rows: remove them before you train."
-        )
-        return (*self.space.notices, empty)
+        data, found = self.context.data, list(self.space.notices)
+        if data.num_empty_rows:
+            found.append(
+                f"{data.num_empty_rows:,} rows of the data are null or empty. The probes leave "
+                "them out, but trl fails on such rows: remove them before you train."
+            )
+        if self.context.global_batch > data.num_rows:
+            found.append(
+                f"The global batch of {self.context.global_batch:,} is more than the data's "
+                f"{data.num_rows:,} rows, so that an epoch is less than one step."
+            )
+        return tuple(found)
 
     def identity(self) -> dict[str, Any]:
         """Return what must be the same for results to belong to one search."""

@@ -372,7 +372,7 @@ def load_trials(folder: RunFolder) -> list[Trial]:
             if record["kind"] == "trial":
                 trial = Trial.from_dict(record["trial"])
                 trials[trial.number] = trial
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise JournalError(
                 f"{folder.journal_file} holds a record that cannot be understood: {error!r}."
             ) from error

@@ -11,6 +11,11 @@ from autotune.devices.base import OomSignature, registry
 from autotune.probe.result import MemoryPeak
 from autotune.space.context import DeviceInfo
 
+_RESERVED_PER_RESIDENT = 1.6
+"""Reserved over resident growth that a probe within its budget may need: seen up to 1.4 on the
+demo. With less slack a candidate that fits would run out of memory, and its verdict be used as
+proof against others; what goes over the budget within the slack is judged by its measured peak."""
+
 
 class CpuDevice:
     """Resident size of the process, with a real limit on its growth."""
@@ -52,7 +57,7 @@ class CpuDevice:
                 f"a model is loaded ({memory['VmRSS']} bytes)"
             )
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = memory["VmData"] + growth + host.MALLOC_PAD_BYTES
+        limit = memory["VmData"] + int(growth * _RESERVED_PER_RESIDENT) + host.MALLOC_PAD_BYTES
         if hard != resource.RLIM_INFINITY:
             limit = min(limit, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

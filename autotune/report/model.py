@@ -213,7 +213,7 @@ class Report:
             )
         try:
             return cls.from_dict(data)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise JournalError(f"the report {path} is incomplete: {error!r}.") from error
 
     def _members(self) -> list[Trial]:

@@ -100,7 +100,7 @@ class Study:
         )
         self._check_identity(identity)
         # A resumed run, or another host's, must not draw the candidates of the first one again.
-        seed += len(self._study.get_trials(deepcopy=False))
+        seed = (seed + len(self._study.get_trials(deepcopy=False))) % 2**32
         self._study.sampler = samplers.build(sampler, seed=seed, num_trials=num_trials)
 
     def _check_identity(self, identity: Mapping[str, Any]) -> None:
@@ -235,6 +235,13 @@ def _open_storage(storage: str) -> optuna.storages.BaseStorage:
         raise JournalError(
             f"the study {storage!r} cannot be opened: {error.strerror or error}."
         ) from error
+    except (ValueError, KeyError, AssertionError) as error:
+        if "://" not in storage:
+            raise JournalError(
+                f"Optuna's journal {storage} is damaged.",
+                hint="Delete it and continue with --resume: the results are in probes.jsonl.",
+            ) from error
+        raise PrerequisiteError(f"the study {storage!r} cannot be opened: {error}") from error
     except Exception as error:
         raise PrerequisiteError(
             f"the study storage {storage!r} cannot be opened: {error}",

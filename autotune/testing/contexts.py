@@ -85,10 +85,10 @@ def make_context(
     *,
     device: DeviceInfo | None = None,
     model: ModelFacts | None = None,
-    lengths: Sequence[int] = (100, 200, 300, 400, 500, 700, 900, 1500, 1900, 3000),
+    lengths: Sequence[int] = 2 * (100, 200, 300, 400, 500, 700, 900, 1500, 1900, 3000),
     **changes: Any,
 ) -> Context:
-    """Return a context: a CPU, a small Llama, ten rows, and a global batch of 16."""
+    """Return a context: a CPU, a small Llama, twenty rows, and a global batch of 16."""
     values: dict[str, Any] = {
         "trainer": "sft",
         "device": device or make_cpu(),

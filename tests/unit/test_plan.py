@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from autotune.devices import host
-from autotune.testing.contexts import make_context, make_cpu, make_gpu, make_profile
+from autotune.errors import UsageError
+from autotune.testing.contexts import make_context, make_cpu, make_gpu, make_model, make_profile
 from autotune.testing.searches import make_fake_plan
 
 
@@ -49,3 +50,22 @@ def test_empty_rows_are_told_since_trl_fails_on_them(tmp_path: Path) -> None:
 
 def test_no_notice_without_empty_rows(tmp_path: Path) -> None:
     assert not any("empty" in notice for notice in make_fake_plan(tmp_path).notices)
+
+
+def test_a_global_batch_beyond_the_data_is_told(tmp_path: Path) -> None:
+    context = make_context(lengths=[10, 20, 30], global_batch=8)
+    notices = make_fake_plan(tmp_path, context=context, global_batch=8).notices
+    assert any("more than the data's 3 rows" in notice for notice in notices)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_that_no_sampler_takes_is_refused_at_once(tmp_path: Path, seed: int) -> None:
+    with pytest.raises(UsageError, match="seed"):
+        make_fake_plan(tmp_path, seed=seed)
+
+
+def test_flattening_is_refused_where_isolation_could_not_be_tested(tmp_path: Path) -> None:
+    context = make_context(model=make_model(keeps_documents_apart={}))
+    plan = make_fake_plan(tmp_path, context=context)
+    removed = {value for knob, value, _ in plan.space.removed if knob == "batching"}
+    assert "bfd" in removed

@@ -124,7 +124,7 @@ def test_the_report_says_what_was_searched(run: Path) -> None:
     assert report.budget_bytes == round(0.9 * 60 * GIB)
     assert "Test CPU" in report.budget_source
     assert report.device["label"] == "Test CPU"
-    assert report.data["num_rows"] == 10
+    assert report.data["num_rows"] == 20
     assert report.versions["torch"] == "2.13.0"
     assert report.wall_time_s > 0
     assert report.probe_work_s > 0
@@ -182,7 +182,7 @@ def test_nothing_is_probed_to_make_a_plan_or_a_profile(run: Path) -> None:
     assert executor.submitted == []
     assert not run.exists()
     executor = make_executor()
-    assert make_tuner(run, executor).profile().num_rows == 10
+    assert make_tuner(run, executor).profile().num_rows == 20
     assert [name for name, _ in executor.tasks] == ["prepare"]
     assert not run.exists()
 

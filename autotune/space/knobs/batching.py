@@ -61,6 +61,11 @@ def _refuse_batching(value: Value, candidate: Candidate, context: Context) -> st
             "documents in one flattened batch would attend to each other: a test of this model"
             f" with {attention} attention found it"
         )
+    if not model.keeps_documents_apart:
+        return (
+            "it could not be tested whether documents in one flattened batch stay apart in"
+            f" {model.architecture}"
+        )
     longest = context.data.longest
     if value == "padding_free" and model.max_positions and longest > model.max_positions:
         return (
@@ -159,6 +164,8 @@ def _refuse_micro_batch(value: Value, candidate: Candidate, context: Context) ->
             f"micro-batches of {value}{processes} do not add up to the global batch of"
             f" {context.global_batch}"
         )
+    if value > context.data.num_rows:
+        return f"the data has only {context.data.num_rows} rows"
     return None
 
 
