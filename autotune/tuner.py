@@ -241,7 +241,10 @@ class Tuner:
         except KeyboardInterrupt:
             executor.shutdown()
             return publish(interrupted=True)
-        except AutotuneError:
+        except AutotuneError as error:
+            if _was_interrupted(error):
+                executor.shutdown()
+                return publish(interrupted=True)
             with contextlib.suppress(JournalError):  # such as a full disk, which is the error
                 publish()
             raise
@@ -391,6 +394,14 @@ def _study_name(plan: Plan) -> str:
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     model = sources.short_name(plan.request.model)
     return f"autotune-{model}-{plan.request.trainer}-{digest}"
+
+
+def _was_interrupted(error: BaseException) -> bool:
+    """Whether ``error`` arose while an interrupt was unwinding, as from Optuna's file lock."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, KeyboardInterrupt):
+        seen = seen.__cause__ or seen.__context__
+    return seen is not None
 
 
 def budget_grace(budget: Budget) -> float:
