@@ -19,7 +19,7 @@ from autotune.testing import processes
 
 pytestmark = pytest.mark.trl
 
-WAIT_S = 400.0
+WAIT_S = 90.0
 SMALL = ("--space", "quick", "--device", "cpu", "--measured-steps", "1", "--global-batch", "2")
 
 
