@@ -12,14 +12,16 @@ MALLOC_ENV = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 28),
     "MALLOC_TOP_PAD_": str(1 << 26),
+    "MALLOC_ARENA_MAX": "1",
 }
 """Environment for training on the CPU: glibc serves tensors from mappings of their own.
 
-By default glibc raises its mmap threshold to 32 MiB as blocks are freed (mallopt(3)); tensors then
-share one heap, whose holes stay resident. Measured on the demo's baseline, five probes each: the
-peak resident size varied by 4 to 6 % and fell by 6 %, at the same rate, once the thresholds were
-fixed (benchmarks/malloc.py). Exported configurations carry the same variables, so that the real
-run has the memory that was measured.
+By default glibc raises its mmap threshold to 32 MiB as blocks are freed, and gives threads heaps
+of their own (mallopt(3)); tensors then share heaps whose holes stay resident, so that one
+candidate's peak resident size differs by several percent from probe to probe. Fixed, it hardly
+does, and it is lower. benchmarks/malloc.py measures both, and the price in rate; the README has
+the figures. Exported configurations carry the same variables, so that the real run has the memory
+that was measured.
 """
 
 MALLOC_PAD_BYTES = 1 << 26

@@ -17,7 +17,10 @@ class _RandomWeight:
     Implements the part of a safetensors slice that transformers' loader uses.
     """
 
-    def __init__(self, shape: torch.Size, dtype: torch.dtype, std: float) -> None:
+    def __init__(
+        self, shape: torch.Size, dtype: torch.dtype, std: float, device: torch.device
+    ) -> None:
+        self._device = device
         self.shape = shape
         self.dtype = dtype
         self._std = std
@@ -29,7 +32,8 @@ class _RandomWeight:
         return str(self.dtype).removeprefix("torch.")
 
     def __getitem__(self, index: object) -> torch.Tensor:
-        return torch.empty(self.shape, dtype=self.dtype).normal_(std=self._std)
+        empty = torch.empty(self.shape, dtype=self.dtype, device=self._device)
+        return empty.normal_(std=self._std)
 
 
 def load_config(name: str, *, revision: str | None, trust_remote_code: bool) -> PretrainedConfig:
@@ -65,9 +69,12 @@ def with_random_weights(
     if isinstance(dtype, str) and dtype != "auto":
         kwargs["dtype"] = getattr(torch, dtype)
     if "device_map" not in kwargs:
-        # The rule of TRL's create_model_from_path.
-        on_host = PartialState().device.type in ("cpu", "mps")
-        kwargs["device_map"] = None if on_host else "auto"
+        # The rule of TRL's create_model_from_path; accelerate divides a model ("auto") only among
+        # device types that it knows by name.
+        device = PartialState().device
+        on_host = device.type in ("cpu", "mps")
+        divided = "auto" if device.type in ("cuda", "xpu") else {"": device}
+        kwargs["device_map"] = None if on_host else divided
     weights: dict[str, _RandomWeight] = {}
     if quantization_config is not None:
         kwargs["quantization_config"] = quantization_config
@@ -103,8 +110,11 @@ def _made_up_checkpoint(
         if isinstance(module, torch.nn.Linear) and module is not shell.get_output_embeddings()
     }
     kind = dtype if isinstance(dtype, torch.dtype) else torch.float32
+    # A checkpoint is read on the host; on a device without data its weights are never made.
+    place = PartialState().device
+    device = place if place.type == "virtual" else torch.device("cpu")
     return {
-        path: _RandomWeight(weight.shape, kind, std)
+        path: _RandomWeight(weight.shape, kind, std, device)
         for path, weight in shell.state_dict().items()
         if path in linear
     }

@@ -1,0 +1,185 @@
+"""The hardware catalogue: what is known of each card, and where each figure comes from."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import PrerequisiteError, UnknownNameError, UsageError
+from autotune.units import parse_bytes
+
+CATALOGUE = Path(__file__).with_name("gpus.toml")
+_CUSTOM = "a100-80gb"
+"""A card that is given by its size alone is taken for an Ampere data-centre card of that size."""
+
+_INTEGERS = (
+    "memory_bytes",
+    "driver_memory_mib",
+    "context_bytes",
+    "multiprocessors",
+    "l2_bytes",
+    "cublas_workspace_bytes",
+)
+_FLOATS = ("bandwidth_bytes_per_s", "link_bytes_per_s")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """One accelerator.
+
+    Attributes:
+        id: Name in the catalogue, such as ``rtx-4090``.
+        name: As the driver reports it.
+        vendor: ``nvidia`` or ``amd``.
+        architecture: ``ada``, ``hopper``, ``cdna3``, ...
+        compute_capability: ``8.9``; AMD: ``gfx942``.
+        multiprocessors: Streaming multiprocessors or compute units.
+        memory_bytes: Memory that a process can use, context included.
+        driver_memory_mib: What the driver's tool reports as total, in MiB.
+        context_bytes: Taken by the context and the libraries' kernels.
+        bandwidth_bytes_per_s: Device memory, theoretical.
+        link_bytes_per_s: To the host, one direction, theoretical.
+        l2_bytes: Last level of L2.
+        cublas_workspace_bytes: PyTorch's workspace per cuBLAS handle and stream.
+        tflops: Dense rate per dtype in 10^12 per s, accumulated in float32.
+        aliases: Other names.
+        sources: Where each figure comes from.
+    """
+
+    id: str
+    name: str
+    vendor: str
+    architecture: str
+    compute_capability: str
+    multiprocessors: int
+    memory_bytes: int
+    driver_memory_mib: int
+    context_bytes: int
+    bandwidth_bytes_per_s: float
+    link_bytes_per_s: float
+    l2_bytes: int
+    cublas_workspace_bytes: int
+    tflops: Mapping[str, float]
+    aliases: tuple[str, ...] = ()
+    sources: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Return the CUDA capability; what PyTorch on ROCm reports for AMD's cards."""
+        major, _, minor = self.compute_capability.partition(".")
+        if major.isdigit() and minor.isdigit():
+            return int(major), int(minor)
+        # ROCm builds report gfx90a and gfx942 as (9, 0) and (9, 4).
+        digits = self.compute_capability.removeprefix("gfx")
+        return int(digits[0]), int(digits[1]) if digits[1].isdigit() else 0
+
+    @property
+    def supports_bf16(self) -> bool:
+        """Return whether the matrix units take bfloat16."""
+        return "bf16" in self.tflops
+
+
+def _table() -> dict[str, Any]:
+    with CATALOGUE.open("rb") as file:
+        return tomllib.load(file)["cards"]  # type: ignore[no-any-return]
+
+
+@cache
+def catalogue() -> dict[str, Card]:
+    """Return all cards by id."""
+    return {name: _card(name, entry, CATALOGUE.name) for name, entry in _table().items()}
+
+
+def _card(identity: str, entry: Mapping[str, Any], where: str) -> Card:
+    known = set(Card.__dataclass_fields__) - {"id"}
+    for key in entry:
+        if key not in known:
+            raise UnknownNameError("card field", key, known, where=f" in {where}")
+    missing = sorted(known - {"aliases", "sources"} - set(entry))
+    if missing:
+        raise UsageError(
+            f"the card {identity!r} in {where} lacks {', '.join(missing)}.",
+            hint="Give every field; `autotune gpus CARD` shows those of a known one.",
+        )
+    for key in (*_INTEGERS, *_FLOATS):
+        value = entry[key]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+            raise UsageError(
+                f"{key} of the card {identity!r} in {where} is {value!r}, not a positive number."
+            )
+    tflops = entry["tflops"]
+    if not isinstance(tflops, Mapping) or not all(
+        isinstance(rate, (int, float)) and rate > 0 for rate in tflops.values()
+    ):
+        raise UsageError(f"tflops of the card {identity!r} in {where} must map dtypes to numbers.")
+    values = {**entry, "aliases": tuple(entry.get("aliases", ()))}
+    values.update({key: int(entry[key]) for key in _INTEGERS})
+    values.update({key: float(entry[key]) for key in _FLOATS})
+    return Card(id=identity, **values)
+
+
+def find(name: str) -> Card:
+    """Return the card called ``name``: an id or alias, a size (``24GiB``), or a TOML file.
+
+    A file holds the fields of one card; ``base`` names a card of the catalogue to take the
+    others from.
+
+    Raises:
+        UnknownNameError: If the catalogue has no such card; names the nearest ones.
+        UsageError: If the file or the size is wrong.
+        PrerequisiteError: If there is no such file.
+    """
+    wanted = name.strip().lower()
+    if name.endswith(".toml"):
+        return _from_file(Path(name))
+    cards = catalogue()
+    if wanted in cards:
+        return cards[wanted]
+    for card in cards.values():
+        if wanted in card.aliases or wanted == card.name.lower():
+            return card
+    if wanted[:1].isdigit():
+        try:
+            size = parse_bytes(name)
+        except ValueError:
+            pass
+        else:
+            return _of_size(size, name)
+    names = [*cards, *(alias for card in cards.values() for alias in card.aliases)]
+    raise UnknownNameError("card", name, names)
+
+
+def _of_size(size: int, name: str) -> Card:
+    base = catalogue()[_CUSTOM]
+    values = {key: getattr(base, key) for key in Card.__dataclass_fields__}
+    values.update(
+        id=name,
+        name=f"a card of {name} (rates of {base.name})",
+        memory_bytes=size,
+        driver_memory_mib=size >> 20,
+        aliases=(),
+        sources={"memory": "given by the user"},
+    )
+    return Card(**values)
+
+
+def _from_file(path: Path) -> Card:
+    try:
+        with path.open("rb") as file:
+            entry = tomllib.load(file)
+    except FileNotFoundError as error:
+        raise PrerequisiteError(
+            f"there is no card file {str(path)!r}.", hint="`autotune gpus` lists known cards."
+        ) from error
+    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"the card file {str(path)!r} cannot be read: {error}") from error
+    base = entry.pop("base", None)
+    if base is not None:
+        table = _table()
+        card = find(str(base))
+        entry = {**table[card.id], "aliases": (), **entry}
+    return _card(path.stem, entry, path.name)

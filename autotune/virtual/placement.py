@@ -1,0 +1,89 @@
+"""Making accelerate, transformers, TRL and bitsandbytes train on the pretend accelerator.
+
+Everything here replaces a question that a library asks of a device type it knows by name. Each
+patch is undone by :func:`placed`; each names why no option serves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import torch
+
+from autotune.virtual import autocast, device, quantised
+from autotune.virtual.observe import observed
+from autotune.virtual.session import Session
+
+
+@contextlib.contextmanager
+def placed(session: Session) -> Iterator[None]:
+    """Let Trainers choose the pretend accelerator while the block runs."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.dict(os.environ, ACCELERATE_TORCH_DEVICE=device.DEVICE_TYPE))
+        # PyTorch keeps the cache of autocast's casts in C++, per device type that it knows; leaving
+        # the outermost block is told to no one else.
+        stack.enter_context(
+            mock.patch.object(
+                torch, "clear_autocast_cache", _both(torch.clear_autocast_cache, autocast.clear_cache)
+            )
+        )
+        # ``with torch.device(...)`` notes the functions it applies to once; it must note the real one.
+        torch.utils._device._device_constructors()
+        # torch.empty(pin_memory=True) asks the accelerator for an allocator of pinned memory, which
+        # a device made in Python can't offer. Pinned or not, the host's bytes are the same.
+        stack.enter_context(mock.patch.object(torch, "empty", _unpinned(torch.empty)))
+        stack.enter_context(
+            mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, *a, **k: tensor)
+        )
+        _patch_transformers(stack, session)
+        quantised.install(stack)
+        stack.enter_context(observed(session.trace))
+        yield
+
+
+def _both(first: Any, second: Any) -> Any:
+    def call() -> None:
+        first()
+        second()
+
+    return call
+
+
+def _unpinned(function: Any) -> Any:
+    def call(*args: Any, pin_memory: bool = False, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _patch_transformers(stack: contextlib.ExitStack, session: Session) -> None:
+    import transformers.modeling_utils as loading
+    import transformers.training_args as arguments
+
+    # TrainingArguments refuses bf16 unless a device type it knows by name supports it.
+    stack.enter_context(
+        mock.patch.object(
+            arguments, "is_torch_bf16_gpu_available", lambda: session.supports_bf16
+        )
+    )
+    # The loader takes all of a model's bytes in one block first, on CUDA and XPU only; which
+    # segments the weights lie in afterwards depends on it.
+    original = loading.caching_allocator_warmup
+
+    def warm_up(model: Any, device_map: Any, quantizer: Any) -> None:
+        original(model, device_map, quantizer)
+        devices = {
+            name: place
+            for name, place in device_map.items()
+            if isinstance(place, torch.device) and place.type == device.DEVICE_TYPE
+        }
+        if devices:
+            counts = loading.get_total_byte_count(model, devices, quantizer)
+            for place, nbytes in counts.items():
+                torch.empty(int(nbytes), dtype=torch.uint8, device=place)
+
+    stack.enter_context(mock.patch.object(loading, "caching_allocator_warmup", warm_up))

@@ -1,0 +1,96 @@
+"""One pretend accelerator at work: its trace, its card and what each operator costs on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from autotune.virtual.trace import Cost, Trace
+
+_MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "addbmm"})
+
+
+class Session:
+    """Receives what the device's kernels do.
+
+    Args:
+        capability: Compute capability (major, minor) of the card.
+        workspace_bytes: cuBLAS workspace per thread that multiplies matrices; 0 for none.
+        roofline: Turns work into seconds; None to count work only.
+    """
+
+    def __init__(
+        self,
+        *,
+        capability: tuple[int, int] = (8, 0),
+        workspace_bytes: int = 0,
+        roofline: Any = None,
+        name: str = "virtual",
+        total_bytes: int = 0,
+        multiprocessors: int = 1,
+        supports_bf16: bool = True,
+    ) -> None:
+        self.trace = Trace()
+        self.capability = capability
+        self.roofline = roofline
+        self.name = name
+        self.total_bytes = total_bytes
+        self.multiprocessors = multiprocessors
+        self.supports_bf16 = supports_bf16
+        self._workspace_bytes = workspace_bytes
+        self._has_workspace: set[bool] = set()
+        self._seconds: dict[int, float] = {}
+
+    def charge(self, plan: Any) -> None:
+        """Count one operator: its work, its kernel's scratch and the library's workspace."""
+        trace = self.trace
+        phase = trace.phase()
+        cost = trace.costs.get(phase)
+        if cost is None:
+            cost = trace.costs[phase] = Cost()
+        cost.num_ops += 1
+        cost.flops += plan.flops
+        cost.moved_bytes += plan.moved_bytes
+        if self.roofline is not None:
+            seconds = self._seconds.get(id(plan))
+            if seconds is None:
+                seconds = self._seconds[id(plan)] = self.roofline.op_seconds(plan)
+            cost.seconds += seconds
+        if plan.scratch_bytes:
+            trace.flash(plan.scratch_bytes, plan.name)
+        if self._workspace_bytes and plan.name in _MATMULS:
+            in_backward = phase == "backward"
+            if in_backward not in self._has_workspace:
+                # One per thread that calls cuBLAS: autograd has its own.
+                self._has_workspace.add(in_backward)
+                trace.reserve(self._workspace_bytes, "cublas")
+
+    def charge_move(self, name: str, moved_bytes: float) -> None:
+        """Count a copy on the device."""
+        cost = self._cost()
+        cost.num_ops += 1
+        cost.moved_bytes += moved_bytes
+        if self.roofline is not None:
+            cost.seconds += self.roofline.move_seconds(moved_bytes)
+
+    def charge_matmul(self, flops: float, moved_bytes: float, dtype: Any) -> None:
+        """Count a matrix product that is not PyTorch's own."""
+        cost = self._cost()
+        cost.num_ops += 1
+        cost.flops += flops
+        cost.moved_bytes += moved_bytes
+        if self.roofline is not None:
+            cost.seconds += self.roofline.matmul_seconds(flops, moved_bytes, dtype)
+
+    def charge_link(self, nbytes: float) -> None:
+        """Count a copy between host and device."""
+        cost = self._cost()
+        cost.num_ops += 1
+        cost.link_bytes += nbytes
+        if self.roofline is not None:
+            cost.seconds += self.roofline.link_seconds(nbytes)
+
+    def _cost(self) -> Cost:
+        phase = self.trace.phase()
+        return self.trace.costs.setdefault(phase, Cost())

@@ -1,0 +1,264 @@
+"""Operators that need more than shapes: copies between devices, and results that depend on data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from autotune.virtual import values
+from autotune.virtual.kernels import generic, new
+from autotune.virtual.state import current
+
+aten = torch.ops.aten
+_SMALL_BYTES = 1 << 20
+
+
+def _is_virtual(tensor: torch.Tensor) -> bool:
+    return tensor.device.type not in ("cpu", "meta")
+
+
+def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> Any:
+    """Copy between host and device, or on the device; only known values are really copied."""
+    session = current()
+    nbytes = target.numel() * target.element_size()
+    if not _is_virtual(source):
+        if session is not None:
+            session.charge_link(nbytes)
+        if source.dtype in values.KNOWN_DTYPES and target.dtype in values.KNOWN_DTYPES:
+            _write(target, source)
+        else:
+            values.forget(target)
+        return target
+    known = values.value_of(source)
+    if _is_virtual(target):
+        if session is not None:
+            session.charge_move("copy_", 2.0 * nbytes)
+        if known is None:
+            values.forget(target)
+        else:
+            _write(target, known)
+        return target
+    if session is not None:
+        session.charge_link(nbytes)
+        session.trace.hold_on_host(target.untyped_storage(), target.untyped_storage().nbytes())
+    if known is not None:
+        target.copy_(known)
+    elif nbytes <= _SMALL_BYTES:
+        # Losses and norms are read on the host; any finite number will do.
+        target.fill_(1)
+    return target
+
+
+def _write(target: torch.Tensor, value: torch.Tensor) -> None:
+    held = values.value_of(target)
+    if held is not None:
+        held.copy_(value)
+    elif target.untyped_storage()._cdata and target.numel() == _elements(target):
+        values.know(target, value.expand(target.shape).to(target.dtype))
+
+
+def _elements(tensor: torch.Tensor) -> int:
+    """Return the elements that the strides span: more than it has if it is part of a larger one."""
+    if not tensor.numel():
+        return 0
+    spans = zip(tensor.shape, tensor.stride(), strict=True)
+    return int(sum((size - 1) * stride for size, stride in spans)) + 1 + tensor.storage_offset()
+
+
+def copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> Any:
+    """Copy to a target of any size; PyTorch's C++ side calls it for small scalars."""
+    return copy_from(source, target)
+
+
+def to_copy(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """Convert dtype or device."""
+    device = kwargs.pop("device", None)
+    kwargs.pop("pin_memory", None)
+    non_blocking = bool(kwargs.pop("non_blocking", False))
+    if device is None or device.type == tensor.device.type:
+        return generic(aten._to_copy.default, tensor, **kwargs)  # type: ignore[no-any-return]
+    dtype = kwargs.get("dtype") or tensor.dtype
+    target = torch.empty_like(tensor, dtype=dtype, device=device)
+    copy_from(tensor, target, non_blocking)
+    return target
+
+
+def empty_like(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+    """Make a tensor of the same shape here or on the host, where no memory is pinned."""
+    kwargs.pop("pin_memory", None)
+    device = kwargs.get("device")
+    if device is None or device.type == tensor.device.type:
+        return generic(aten.empty_like.default, tensor, **kwargs)  # type: ignore[no-any-return]
+    dtype = kwargs.get("dtype") or tensor.dtype
+    kept = aten.empty_like.default(_meta(tensor))
+    return torch.empty_strided(kept.shape, kept.stride(), dtype=dtype, device=device)
+
+
+def _meta(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def clone(tensor: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
+    """Copy a tensor on the device."""
+    return generic(aten.clone.default, tensor, memory_format=memory_format)  # type: ignore[no-any-return]
+
+
+def local_scalar_dense(tensor: torch.Tensor) -> Any:
+    """Return a value to the host: the known one, or 1, which stands for any finite number."""
+    known = values.value_of(tensor)
+    if known is not None:
+        return known.item()
+    session = current()
+    if session is not None:
+        session.charge_link(tensor.element_size())
+    if tensor.dtype == torch.bool:
+        # Unknown masks only decide short cuts ("is all of it kept?"); the long way is the safe one.
+        return False
+    return 1.0 if tensor.dtype.is_floating_point else 1
+
+
+def nonzero(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the indices of non-zero elements (N, D): the known ones, or all of them."""
+    known = values.value_of(tensor)
+    count = int(torch.count_nonzero(known)) if known is not None else tensor.numel()
+    result = new((count, tensor.dim()), torch.int64, "nonzero")
+    if known is not None:
+        values.know(result, known.nonzero())
+    return result
+
+
+def masked_select(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Return the elements where ``mask`` is true, in one dimension."""
+    shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+    known = values.value_of(mask)
+    count = int(torch.count_nonzero(known.expand(shape))) if known is not None else shape.numel()
+    result = new((count,), tensor.dtype, "masked_select")
+    held = values.value_of(tensor)
+    if held is not None and known is not None:
+        values.know(result, held.masked_select(known))
+    return result
+
+
+def _expand_masks(tensor: torch.Tensor, indices: Any) -> list[Any]:
+    """Replace each boolean index by the indices it selects, as CUDA's kernel does."""
+    expanded: list[Any] = []
+    for index in indices:
+        if index is not None and index.dtype in (torch.bool, torch.uint8):
+            where = (
+                nonzero(index)
+                if _is_virtual(index)
+                else index.nonzero().to(tensor.device)
+            )
+            expanded.extend(where.select(1, column) for column in range(index.dim()))
+        else:
+            expanded.append(index)
+    return expanded
+
+
+def index(tensor: torch.Tensor, indices: Any) -> torch.Tensor:
+    """Index by tensors, boolean ones included."""
+    return generic(aten.index.Tensor, tensor, _expand_masks(tensor, indices))  # type: ignore[no-any-return]
+
+
+def index_put_(tensor: torch.Tensor, indices: Any, value: Any, accumulate: bool = False) -> Any:
+    """Write at indices, boolean ones included."""
+    return generic(
+        aten._index_put_impl_.default, tensor, _expand_masks(tensor, indices), value, accumulate
+    )
+
+
+def index_put_impl_(
+    tensor: torch.Tensor, indices: Any, value: Any, accumulate: bool = False, unsafe: bool = False
+) -> Any:
+    """Write at indices, boolean ones included."""
+    return index_put_(tensor, indices, value, accumulate)
+
+
+def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Compare two tensors; those without known values are taken to differ."""
+    left = values.value_of(a) if _is_virtual(a) else a
+    right = values.value_of(b) if _is_virtual(b) else b
+    return left is not None and right is not None and torch.equal(left, right)
+
+
+def _dependent(name: str, op: Any) -> Any:
+    """Return a kernel for an operator whose result's length depends on data.
+
+    With values known the host tells; without, the longest result is taken.
+    """
+
+    def kernel(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        known = values.value_of(tensor)
+        if known is None:
+            known = torch.arange(tensor.numel(), dtype=torch.int64).reshape(tensor.shape)
+            known = known.to(tensor.dtype)
+        found = op(known, *args, **kwargs)
+        single = isinstance(found, torch.Tensor)
+        results = []
+        for host in (found,) if single else found:
+            result = new(tuple(host.shape), host.dtype, name)
+            values.know(result, host)
+            results.append(result)
+        return results[0] if single else tuple(results)
+
+    return kernel
+
+
+def _counting(name: str, op: Any) -> Any:
+    """Return a kernel for a range of numbers: whole ones are known."""
+
+    def kernel(*args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+        kwargs.pop("pin_memory", None)
+        host = op(*args, device="meta", **kwargs)
+        result = new(tuple(host.shape), host.dtype, name)
+        if host.dtype in values.KNOWN_DTYPES and host.numel() <= values.MAX_ELEMENTS:
+            values.know(result, op(*args, device="cpu", **kwargs))
+        return result
+
+    return kernel
+
+
+def resize_(tensor: torch.Tensor, size: Any, *, memory_format: Any = None) -> torch.Tensor:
+    """Change a tensor's size; a larger one takes a new block."""
+    if tuple(size) == tuple(tensor.shape):
+        return tensor
+    # A storage of the device has no bytes to grow, so the tensor takes a new one.
+    tensor.data = new(tuple(size), tensor.dtype, "resize_")
+    return tensor
+
+
+def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+    """Do nothing: there is one stream, in order."""
+
+
+def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+    """Return False: nothing of the device lies in host memory."""
+    return False
+
+
+SPECIAL = {
+    "_copy_from": copy_from,
+    "_copy_from_and_resize": copy_from_and_resize,
+    "_to_copy": to_copy,
+    "clone": clone,
+    "empty_like": empty_like,
+    "_local_scalar_dense": local_scalar_dense,
+    "nonzero": nonzero,
+    "masked_select": masked_select,
+    "index.Tensor": index,
+    "index_put_": index_put_,
+    "_index_put_impl_": index_put_impl_,
+    "equal": equal,
+    "_unique2": _dependent("_unique2", aten._unique2.default),
+    "unique_dim": _dependent("unique_dim", aten.unique_dim.default),
+    "unique_consecutive": _dependent("unique_consecutive", aten.unique_consecutive.default),
+    "repeat_interleave.Tensor": _dependent("repeat_interleave", aten.repeat_interleave.Tensor),
+    "arange": _counting("arange", aten.arange.default),
+    "arange.start": _counting("arange", aten.arange.start),
+    "arange.start_step": _counting("arange", aten.arange.start_step),
+    "bincount": _dependent("bincount", aten.bincount.default),
+    "resize_": resize_,
+    "record_stream": record_stream,
+    "is_pinned": is_pinned,
+}

@@ -1,0 +1,248 @@
+"""What a run allocates: every storage's bytes, kind, phase and lifetime, in order.
+
+A trace only counts; the tensors come from :mod:`autotune.virtual.device` (no data) or from
+:mod:`autotune.virtual.realtrace` (real ones on the CPU).
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+BLOCK_BYTES = 512
+"""PyTorch's caching allocator rounds every request up to this (kMinBlockSize, CUDACachingAllocator)."""
+
+KINDS = (
+    "parameters",
+    "buffers",
+    "gradients",
+    "optimizer_states",
+    "activations",
+    "temporaries",
+    "workspaces",
+)
+PHASES = ("load", "forward", "backward", "optimizer", "other")
+
+ALLOC, FREE, MARK = 0, 1, 2
+
+
+def rounded(nbytes: int) -> int:
+    """Return ``nbytes`` as the allocator hands it out: whole blocks of 512 bytes."""
+    return -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+@dataclass(slots=True)
+class Storage:
+    """One block of memory of the traced device.
+
+    Attributes:
+        index: Its number, in the order of allocation.
+        nbytes: As asked for, not rounded.
+        op: The operator that made it.
+        phase: The phase it was made in; one of :data:`PHASES`.
+        module: Path of the innermost module that ran, or "".
+        kind: Given when it becomes known; "" until then.
+        freed_phase: The phase it ended in; "" while it lives.
+    """
+
+    index: int
+    nbytes: int
+    op: str
+    phase: str
+    module: str
+    kind: str = ""
+    freed_phase: str = ""
+
+
+@dataclass(slots=True)
+class Cost:
+    """Predicted work of one phase.
+
+    Attributes:
+        flops: Floating point operations of matrix products and attention.
+        moved_bytes: Bytes that operators read and wrote in device memory.
+        link_bytes: Bytes copied between the host and the device.
+        num_ops: Operators launched.
+        seconds: Predicted time on the card; 0 without one.
+    """
+
+    flops: float = 0.0
+    moved_bytes: float = 0.0
+    link_bytes: float = 0.0
+    num_ops: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Trace:
+    """Events of one run on one device, and the same for the bytes it keeps on the host.
+
+    Attributes:
+        storages: Every storage of the device, by its number.
+        events: ``(ALLOC | FREE, storage number)`` in order; ``(MARK, n)`` is ``marks[n]``.
+        marks: Names of the marks that the run set, such as ``first_step``.
+        allocated_bytes: In use now, in blocks of 512 bytes.
+        peak_bytes: The most that was in use at once since :meth:`reset_peak`.
+        host_bytes: Bytes of host memory that hold copies of device data or paged states, now.
+        host_peak_bytes: The most of that at once.
+    """
+
+    storages: list[Storage] = field(default_factory=list)
+    events: list[tuple[int, int]] = field(default_factory=list)
+    marks: list[str] = field(default_factory=list)
+    allocated_bytes: int = 0
+    peak_bytes: int = 0
+    host_bytes: int = 0
+    host_peak_bytes: int = 0
+    costs: dict[str, Cost] = field(default_factory=dict)
+    module_depth: int = 0
+    in_optimizer: bool = False
+    modules: list[str] = field(default_factory=list)
+    _alive: dict[int, Any] = field(default_factory=dict)
+    _numbers: dict[int, int] = field(default_factory=dict)
+    _host: dict[int, Any] = field(default_factory=dict)
+    _lock: Any = field(default_factory=threading.RLock)
+    closed: bool = False
+    after_bytes: int = 0
+
+    def phase(self) -> str:
+        """Return the phase that runs now."""
+        if torch._C._current_graph_task_id() != -1:
+            return "backward"
+        if self.in_optimizer:
+            return "optimizer"
+        if self.module_depth:
+            return "forward"
+        return "other" if self.marks else "load"
+
+    def allocate(self, storage: Any, nbytes: int, op: str, kind: str = "") -> int:
+        """Count a new storage until it is freed; return its number."""
+        with self._lock:
+            number = len(self.storages)
+            modules = self.modules
+            self.storages.append(
+                Storage(number, nbytes, op, self.phase(), modules[-1] if modules else "", kind)
+            )
+            self.events.append((ALLOC, number))
+            self.allocated_bytes += -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+            if self.allocated_bytes > self.peak_bytes:
+                self.peak_bytes = self.allocated_bytes
+            key = storage._cdata
+            self._numbers[key] = number
+            self._alive[key] = weakref.ref(storage, _Freed(self, key, number))
+            return number
+
+    def reserve(self, nbytes: int, op: str, kind: str = "workspaces") -> None:
+        """Count memory that a library takes and never gives back."""
+        with self._lock:
+            number = len(self.storages)
+            self.storages.append(Storage(number, nbytes, op, self.phase(), "", kind))
+            self.events.append((ALLOC, number))
+            self.allocated_bytes += rounded(nbytes)
+            self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+
+    def flash(self, sizes: Iterable[int], op: str) -> None:
+        """Count blocks that a kernel takes and gives back before it returns."""
+        with self._lock:
+            numbers = []
+            for nbytes in sizes:
+                number = len(self.storages)
+                phase = self.phase()
+                self.storages.append(
+                    Storage(number, nbytes, op, phase, "", "temporaries", freed_phase=phase)
+                )
+                self.events.append((ALLOC, number))
+                self.allocated_bytes += rounded(nbytes)
+                numbers.append(number)
+            self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+            for number in numbers:
+                self.events.append((FREE, number))
+                self.allocated_bytes -= rounded(self.storages[number].nbytes)
+
+    def _end(self, key: int, number: int | None = None) -> None:
+        with self._lock:
+            found = self._numbers.get(key)
+            if found is None or self.closed or (number is not None and found != number):
+                return
+            del self._numbers[key], self._alive[key]
+            entry = self.storages[found]
+            entry.freed_phase = self.phase()
+            self.events.append((FREE, found))
+            self.allocated_bytes -= rounded(entry.nbytes)
+
+    def number_of(self, tensor: torch.Tensor) -> int | None:
+        """Return the number of the storage behind ``tensor``; None if it is not traced."""
+        return self._numbers.get(tensor.untyped_storage()._cdata)
+
+    def tag(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
+        """Say what these tensors' storages are; the first word on a storage stands."""
+        for tensor in tensors:
+            number = self.number_of(tensor)
+            if number is not None and not self.storages[number].kind:
+                self.storages[number].kind = kind
+
+    def hold_on_host(self, storage: Any, nbytes: int) -> None:
+        """Count host memory that holds device data until ``storage`` is freed; once each."""
+        key = storage._cdata
+        with self._lock:
+            if key in self._host:
+                return
+            self._host[key] = weakref.ref(storage, _HostFreed(self, key, nbytes))
+            self.host_bytes += nbytes
+            self.host_peak_bytes = max(self.host_peak_bytes, self.host_bytes)
+
+    def mark(self, name: str) -> None:
+        """Set a mark between events."""
+        self.events.append((MARK, len(self.marks)))
+        self.marks.append(name)
+
+    def reset_peak(self) -> None:
+        """Start a new peak from what is in use now."""
+        self.peak_bytes = self.allocated_bytes
+        self.host_peak_bytes = self.host_bytes
+
+    def close(self) -> None:
+        """Stop counting; what is freed from now on is not part of the run."""
+        self.closed = True
+        for number in self._numbers.values():
+            self.storages[number].freed_phase = ""
+
+    def kind_of(self, storage: Storage) -> str:
+        """Return a storage's kind, from what it was tagged as or else from its lifetime.
+
+        What outlives the forward pass that made it is kept for the backward pass: an activation.
+        """
+        if storage.kind:
+            return storage.kind
+        if storage.phase == "forward" and storage.freed_phase != "forward":
+            return "activations"
+        return "temporaries"
+
+
+class _Freed:
+    """Tells the trace that a storage is gone; a class, since a closure costs more per storage."""
+
+    __slots__ = ("key", "number", "trace")
+
+    def __init__(self, trace: Trace, key: int, number: int) -> None:
+        self.trace, self.key, self.number = trace, key, number
+
+    def __call__(self, _: object) -> None:
+        self.trace._end(self.key, self.number)
+
+
+class _HostFreed:
+    __slots__ = ("key", "nbytes", "trace")
+
+    def __init__(self, trace: Trace, key: int, nbytes: int) -> None:
+        self.trace, self.key, self.nbytes = trace, key, nbytes
+
+    def __call__(self, _: object) -> None:
+        with self.trace._lock:
+            if self.trace._host.pop(self.key, None) is not None:
+                self.trace.host_bytes -= self.nbytes

@@ -1,0 +1,63 @@
+"""Small whole-number tensors whose values are known, although the device holds no data.
+
+Token ids, position ids, masks and lengths decide shapes (``nonzero``, boolean indexing) and
+branches (``if mask.all()``). They come from the host, where they are known; this module keeps a
+copy on the host per storage and computes along. Everything else on the device has no values.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+
+MAX_ELEMENTS = 1 << 20
+"""Larger tensors are not followed: computing them on the host would take longer than it tells."""
+
+KNOWN_DTYPES = frozenset(
+    {torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
+)
+
+_shadows: dict[int, tuple[Any, torch.Tensor]] = {}
+
+
+def know(tensor: torch.Tensor, value: torch.Tensor) -> None:
+    """Note that the device's ``tensor`` holds ``value`` (on the host, same shape)."""
+    if value.dtype not in KNOWN_DTYPES or tensor.numel() > MAX_ELEMENTS:
+        return
+    storage = tensor.untyped_storage()
+    flat = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    flat.copy_(value.detach())
+    key = storage._cdata
+    _shadows[key] = (weakref.ref(storage, lambda _, key=key: _shadows.pop(key, None)), flat)
+
+
+def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the values of the device's ``tensor``, on the host; None if they are not known.
+
+    The result shares memory with what is known of the storage, so that writing to it counts.
+    """
+    if tensor.dtype not in KNOWN_DTYPES:
+        return None
+    found = _shadows.get(tensor.untyped_storage()._cdata)
+    if found is None or found[1].dtype != tensor.dtype:
+        return None
+    flat = found[1]
+    end = tensor.storage_offset() + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
+    if tensor.numel() and (end + 1) * flat.element_size() > flat.untyped_storage().nbytes():
+        return None
+    return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def forget(tensor: torch.Tensor) -> None:
+    """Drop what was known of the storage behind ``tensor``: something unknown was written to it."""
+    if _shadows:
+        _shadows.pop(tensor.untyped_storage()._cdata, None)
+
+
+def clear() -> None:
+    """Drop everything that is known."""
+    _shadows.clear()
