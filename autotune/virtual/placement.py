@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from autotune.virtual import autocast, device, quantised
+from autotune.virtual import autocast, device, flash, quantised
 from autotune.virtual.observe import observed
 from autotune.virtual.session import Session
 
@@ -41,6 +41,7 @@ def placed(session: Session) -> Iterator[None]:
         )
         _patch_transformers(stack, session)
         quantised.install(stack)
+        flash.install(stack, session)
         stack.enter_context(observed(session.trace))
         yield
 

@@ -57,10 +57,10 @@ class Roofline:
         self._link = card.link_bytes_per_s * LINK_EFFICIENCY
         self._tf32 = tf32
 
-    def op_seconds(self, plan: Any) -> float:
+    def op_seconds(self, plan: Any, flops: float) -> float:
         """Return the time of one planned operator, in seconds."""
         efficiency = ATTENTION_EFFICIENCY if "attention" in plan.name else MATRIX_EFFICIENCY
-        return self._seconds(plan.flops, plan.moved_bytes, plan.dtype, efficiency)
+        return self._seconds(flops, plan.moved_bytes, plan.dtype, efficiency)
 
     def matmul_seconds(self, flops: float, moved_bytes: float, dtype: torch.dtype) -> float:
         """Return the time of a matrix product, in seconds."""

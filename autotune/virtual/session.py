@@ -10,6 +10,8 @@ from autotune.virtual.trace import Cost, Trace
 
 _MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "addbmm"})
 
+_VARLEN = frozenset({"_flash_attention_forward", "_flash_attention_backward"})
+
 
 class Session:
     """Receives what the device's kernels do.
@@ -41,6 +43,8 @@ class Session:
         self._workspace_bytes = workspace_bytes
         self._has_workspace: set[bool] = set()
         self._seconds: dict[int, float] = {}
+        self.attention_share = 1.0
+        """Of attention's arithmetic over N documents: the real one over N times the longest's."""
 
     def charge(self, plan: Any) -> None:
         """Count one operator: its work, its kernel's scratch and the library's workspace."""
@@ -49,13 +53,17 @@ class Session:
         cost = trace.costs.get(phase)
         if cost is None:
             cost = trace.costs[phase] = Cost()
+        flops = plan.flops
+        varlen = plan.name in _VARLEN
+        if varlen:
+            flops *= self.attention_share
         cost.num_ops += 1
-        cost.flops += plan.flops
+        cost.flops += flops
         cost.moved_bytes += plan.moved_bytes
         if self.roofline is not None:
-            seconds = self._seconds.get(id(plan))
+            seconds = None if varlen else self._seconds.get(id(plan))
             if seconds is None:
-                seconds = self._seconds[id(plan)] = self.roofline.op_seconds(plan)
+                seconds = self._seconds[id(plan)] = self.roofline.op_seconds(plan, flops)
             cost.seconds += seconds
         if plan.scratch_bytes:
             trace.flash(plan.scratch_bytes, plan.name)

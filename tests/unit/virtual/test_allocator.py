@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+import ast
 import pickle
-import subprocess
-import sys
+import re
+from pathlib import Path
 
 import pytest
 
 from autotune.errors import UnknownNameError, UsageError
+from autotune.virtual import allocator, allocator_pool, allocator_settings, allocator_snapshot
 from autotune.virtual.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
 from autotune.virtual.allocator_snapshot import replay_snapshot
 
@@ -123,9 +125,10 @@ class TestSettings:
         ],
     )
     def test_bad_values_are_refused_by_name(self, text):
+        name = re.search(r"([a-z]\w*)(:[^:]*)?$", text.partition(":[")[0])[1]
         with pytest.raises(UsageError) as caught:
             AllocatorSettings.parse(text)
-        assert text.split(",")[-1].split(":")[0].rstrip("4") in str(caught.value) or "[" in text
+        assert name in str(caught.value)
 
     @pytest.mark.parametrize("text", ["backend:cudaMallocAsync", "throw_on_cudamalloc_oom:True"])
     def test_what_is_not_modelled_is_refused(self, text):
@@ -165,7 +168,7 @@ class TestRounding:
             "roundup_power2_divisions:[64:8,128:2,256:2,512:2,1024:1,>:1]"
         )
         assert settings.round_size(84 * MIB) == 88 * MIB
-        assert settings.round_size(400 * MIB) == 512 * MIB // 4 * 4
+        assert settings.round_size(400 * MIB) == 512 * MIB
         assert settings.round_size(300 * MIB) == 384 * MIB
         assert settings.round_size(1100 * MIB) == 1100 * MIB
 
@@ -177,7 +180,9 @@ class TestRounding:
         assert DEFAULT.segment_size(10 * MIB) == 10 * MIB
         assert DEFAULT.segment_size(11 * MIB) == 12 * MIB
         assert DEFAULT.segment_size(21 * MIB + 512) == 22 * MIB
-        assert AllocatorSettings.parse("large_segment_size_mb:32").segment_size(2 * MIB) == 32 * MIB
+        assert (
+            AllocatorSettings.parse("large_segment_size_mb:32").segment_size(2 * MIB) == 32 * MIB
+        )
 
 
 class TestFixedSegments:
@@ -221,10 +226,10 @@ class TestFixedSegments:
     def test_large_requests_get_segments_rounded_to_two_mib(self):
         allocator = make()
         fill(allocator, 10 * MIB, 100 * MIB + 1)
-        assert layout(allocator) == [[(10 * MIB, True)], [(102 * MIB, False)[:1] + (True,)]] or (
-            layout(allocator)
-            == [[(10 * MIB, True)], [(100 * MIB + 512, True), (2 * MIB - 512, False)]]
-        )
+        assert layout(allocator) == [
+            [(10 * MIB, True)],
+            [(100 * MIB + 512, True), (2 * MIB - 512, False)],
+        ]
         assert allocator.reserved_bytes == 112 * MIB
 
     def test_zero_bytes_are_no_block(self):
@@ -339,14 +344,14 @@ class TestLimit:
 
     def test_the_message_is_pytorchs(self):
         allocator = make(limit=8 * GIB)
-        fill(allocator, 6 * GIB, 512)
+        fill(allocator, 6 * GIB - 2 * MIB, 512)
         with pytest.raises(OutOfMemory) as caught:
             allocator.malloc(9, 3 * GIB)
         assert str(caught.value) == (
             "CUDA out of memory. Tried to allocate 3.00 GiB. GPU 0 has a total capacity of"
-            " 8.00 GiB of which 1.00 GiB is free. Of the allocated memory 6.00 GiB is allocated"
+            " 8.00 GiB of which 2.00 GiB is free. Of the allocated memory 6.00 GiB is allocated"
             " by PyTorch, and 2.00 MiB is reserved by PyTorch but unallocated."
-        ).replace("of which 1.00 GiB", "of which 2.00 GiB")
+        )
         again = pickle.loads(pickle.dumps(caught.value))
         assert str(again) == str(caught.value)
 
@@ -424,36 +429,33 @@ class TestMaxSplitSize:
 
 
 class TestGarbageCollection:
-    def test_blocks_unused_for_longest_go_first(self):
+    def test_whole_free_segments_go_before_new_ones_come(self):
         allocator = make("garbage_collection_threshold:0.5", allowed_bytes=200 * MIB)
-        old, _ = fill(allocator, 60 * MIB, 30 * MIB)
-        allocator.free(old)
-        for key in range(10, 20):  # makes the 60 MiB block old
-            allocator.malloc(key, 512)
-        allocator.malloc(30, 20 * MIB)
-        # The 60 MiB block was split for it: in use, so it cannot be collected.
-        assert allocator.reserved_bytes == 92 * MIB
-        allocator.free(30)
-        allocator.malloc(31, 80 * MIB)  # 92 of 200 MiB: not yet
-        assert allocator.reserved_bytes == 172 * MIB
-        allocator.malloc(32, 70 * MIB)  # 172 is over 100: the free 60 MiB go first
-        assert allocator.reserved_bytes == 182 * MIB
+        a, _ = fill(allocator, 60 * MIB, 30 * MIB)
+        allocator.free(a)
+        allocator.malloc(10, 80 * MIB)  # 90 of 200 MiB: not yet
+        assert allocator.reserved_bytes == 170 * MIB
+        allocator.malloc(11, 70 * MIB)
+        assert allocator.reserved_bytes == 180 * MIB
         assert allocator.num_alloc_retries == 0
 
-    def test_younger_than_average_blocks_stay(self):
+    def test_blocks_unused_for_less_than_the_average_stay(self):
+        allocator = make("garbage_collection_threshold:0.13", allowed_bytes=GIB)
+        old, young, _ = fill(allocator, 100 * MIB, 102 * MIB, 2 * MIB)
+        allocator.free(old)
+        for _ in range(10):
+            allocator.malloc(10, 3 * MIB)
+            allocator.free(10)
+        allocator.free(young)
+        allocator.malloc(11, 200 * MIB)  # 222 MiB are 89 over 0.13 GiB
+        assert [segment.total_bytes // MIB for segment in allocator.segments()] == [102, 20, 200]
+
+    def test_without_enough_age_all_go(self):
         allocator = make("garbage_collection_threshold:0.1", allowed_bytes=GIB)
-        a, b, c = fill(allocator, 100 * MIB, 100 * MIB, 30 * MIB)
-        allocator.free(a)
-        for key in range(10, 20):
-            allocator.malloc(key, 25 * MIB) if key == 10 else allocator.malloc(key, 512)
-        allocator.free(10)
-        allocator.free(b)
-        allocator.free(c)
-        for key in range(50, 54):
-            allocator.malloc(key, 200 * MIB)
-        sizes = [sum(size for size, _ in blocks) // MIB for blocks in layout(allocator)]
-        assert sizes.count(200) == 4
-        assert 100 not in sizes
+        for key in fill(allocator, 100 * MIB, 102 * MIB):
+            allocator.free(key)
+        allocator.malloc(11, 200 * MIB)
+        assert allocator.reserved_bytes == 200 * MIB
 
     def test_it_needs_an_allowed_share(self):
         allocator = make("garbage_collection_threshold:0.5", 200 * MIB)
@@ -642,7 +644,8 @@ class TestSnapshot:
         assert found.largest_difference_bytes == 0
         assert found.recorded_peak_reserved_bytes == 80 * MIB
         assert found.replayed_peak_reserved_bytes == 80 * MIB
-        assert found.replayed_peak_allocated_bytes == 67 * MIB
+        # 2 MiB in a block of 3: the rest of exactly a MiB is not split off.
+        assert found.replayed_peak_allocated_bytes == 68 * MIB
         assert found.peak_requested_bytes == 67 * MIB
         assert (found.num_events, found.num_streams) == (7, 1)
         assert not found.out_of_memory
@@ -677,6 +680,14 @@ class TestSnapshot:
         assert found.recorded_peak_reserved_bytes == 60 * MIB
 
 
-def test_torch_is_not_imported():
-    code = "import sys, autotune.virtual.allocator_snapshot; sys.exit('torch' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True)
+@pytest.mark.parametrize(
+    "module", [allocator, allocator_pool, allocator_settings, allocator_snapshot]
+)
+def test_torch_is_not_imported(module):
+    names = set()
+    for node in ast.walk(ast.parse(Path(module.__file__).read_text())):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module or "")
+    assert not any(name.split(".")[0] == "torch" for name in names)
