@@ -151,12 +151,26 @@ class DataProfile:
         """
         if max_length is None or max_length >= self.longest:
             return 1.0
+        return self.loss_tokens_kept[self._tabled(max_length)] / self.num_loss_tokens
+
+    def rows_left(self, max_length: int) -> int:
+        """Return the rows that keep a loss token when cut at ``max_length``: TRL drops the others.
+
+        Between two tabled lengths the smaller one's count is given, so it is never overstated.
+
+        Raises:
+            ValueError: If ``max_length`` lies below every tabled length.
+        """
+        return self.num_rows - self.rows_dropped[self._tabled(max_length)]
+
+    def _tabled(self, max_length: int) -> int:
+        """Return the place in the tables of ``max_length``, or of the length below it."""
         index = bisect_left(self.max_lengths, max_length)
         if index == len(self.max_lengths) or self.max_lengths[index] != max_length:
             index -= 1
         if index < 0:
             raise ValueError(f"no coverage is known below {self.max_lengths[0]} tokens")
-        return self.loss_tokens_kept[index] / self.num_loss_tokens
+        return index
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,13 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict
 from transformers import AutoTokenizer
+from trl import pack_dataset
 from trl_kit import keys_for, num_loss_tokens, prepare, prepared, raw_rows, trl_rows, write_jsonl
 
 from autotune.errors import PrerequisiteError, UsageError
 from autotune.executors.subprocess import SubprocessExecutor
+from autotune.space.packing import packed_rows
+from autotune.testing.contexts import make_profile
 from autotune.trainers.sft_data import _without_empty
 
 pytestmark = pytest.mark.trl
@@ -246,6 +250,17 @@ def test_a_prompt_may_be_empty(
     expected = trl_rows(tmp_path, keys, model, max_length=None)
     profile, _ = prepared(prepare(executor, work, keys))
     assert profile.num_rows == len(expected)
+
+
+@pytest.mark.parametrize("strategy", ["bfd", "bfd_split", "wrapped"])
+def test_packed_rows_are_counted_as_trl_packs(strategy: str) -> None:
+    draw = random.Random(0)
+    for num_rows, max_length in [(1, 64), (10, 64), (10, 1024), (100, 100), (300, 37)]:
+        lengths = [draw.randint(1, 150) for _ in range(num_rows)]
+        rows = Dataset.from_dict({"input_ids": [[7] * length for length in lengths]})
+        expected = len(pack_dataset(rows, max_length, strategy))
+        counted = packed_rows(make_profile(lengths), strategy, max_length, enough=10**6)
+        assert counted == expected
 
 
 def test_rows_without_empty_ones_are_not_touched() -> None:
