@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -130,7 +131,8 @@ def open_dataset(script_args: Any, dataset_args: Any) -> datasets.Dataset:
 def _mixture_name(entry: Any) -> str:
     files = entry["data_files"] if isinstance(entry, Mapping) else entry.data_files
     path = entry["path"] if isinstance(entry, Mapping) else entry.path
-    return str(files or path)
+    # Names are escaped for the patterns that `datasets` takes them for.
+    return re.sub(r"\[([*?[])\]", r"\1", str(files or path))
 
 
 def _short(error: BaseException) -> str:
