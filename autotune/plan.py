@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.devices import host
+from autotune.devices.base import check_name as check_device_name
 from autotune.errors import UsageError
 from autotune.executors.base import Executor
 from autotune.probe import sources
@@ -59,11 +60,28 @@ class Request:
             (self.warmup_steps >= 0, "warmup_steps must not be negative"),
             (self.probe_timeout_s > 0, "probe_timeout_s must be positive"),
             (0 <= self.seed < 2**32, "seed must be from 0 to 4294967295"),
-            (self.space.trainer == self.trainer, f"the space is for {self.space.trainer}"),
+            (
+                self.space.trainer == self.trainer,
+                f"the space {self.space.name!r} is for the trainer {self.space.trainer!r}, not"
+                f" for {self.trainer!r}",
+            ),
+            # An empty name would be taken for one that was not given, or for the current folder.
+            *(
+                (value is None or bool(value.strip()), f"the {name} is an empty name")
+                for name, value in (
+                    ("model", self.model),
+                    ("data set", self.dataset),
+                    ("split", self.split),
+                    ("data set's configuration", self.dataset_config),
+                    ("revision", self.revision),
+                )
+            ),
         ]
         for holds, message in checks:
             if not holds:
                 raise UsageError(f"{message}.")
+        check_device_name(self.device)
+        self.space.check_pins(self.pins)
 
     def source_keys(self) -> dict[str, Any]:
         """Return the TRL keys that name model and data set.
@@ -156,6 +174,7 @@ class Plan:
 
 def describe(device: str, executor: Executor) -> dict[str, Any]:
     """Return the device, the packages and the versions, seen from a disposable process."""
+    check_device_name(device)
     request = {"device": device, "process_env": host.process_env(device)}
     return executor.run_task("describe", request, timeout_s=DESCRIBE_TIMEOUT_S)
 
