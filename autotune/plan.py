@@ -134,7 +134,13 @@ class Plan:
     @property
     def notices(self) -> tuple[str, ...]:
         """Return what the user should know about the set-up, in whole sentences."""
-        data, found = self.context.data, list(self.space.notices)
+        data, found, model = self.context.data, list(self.space.notices), self.context.model
+        if model.declared_architecture not in ("", model.architecture):
+            found.append(
+                f"The model's config.json names the architecture {model.declared_architecture}, "
+                f"which transformers does not know; trl trains {model.architecture} in its place, "
+                "and so do the probes."
+            )
         if data.num_empty_rows:
             found.append(
                 f"{data.num_empty_rows:,} rows of the data are null or empty. The probes leave "

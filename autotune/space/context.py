@@ -57,7 +57,7 @@ class ModelFacts:
 
     Attributes:
         model_type: transformers' ``model_type``, such as ``llama``.
-        architecture: Class name, such as ``LlamaForCausalLM``.
+        architecture: Class that is built, such as ``LlamaForCausalLM``.
         num_parameters: All parameters, tied ones once.
         num_layers: Transformer blocks; None if the config does not say.
         max_positions: Longest sequence the config declares; None if it declares none.
@@ -67,6 +67,8 @@ class ModelFacts:
             attend only to themselves, per attention implementation; None where not tested.
         has_chat_template: Whether the tokenizer carries one.
         quantized: Whether the checkpoint itself is already quantised.
+        declared_architecture: Class name that the config gives, which transformers may not know;
+            TRL then takes the class for the model type. Empty if not known.
     """
 
     model_type: str
@@ -79,6 +81,7 @@ class ModelFacts:
     keeps_documents_apart: Mapping[str, bool] = field(default_factory=dict)
     has_chat_template: bool = False
     quantized: bool = False
+    declared_architecture: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
