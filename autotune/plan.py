@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune import membudget
 from autotune.devices import host
 from autotune.devices.base import check_name as check_device_name
 from autotune.errors import UsageError
@@ -17,10 +18,6 @@ from autotune.space.context import Context, DataProfile, DeviceInfo, ModelFacts
 from autotune.space.domains import Quantiles
 from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
 from autotune.space.space import ResolvedSpace, SearchSpace
-from autotune.units import format_gib
-
-HEADROOM = 0.10
-"""Share of the free memory that the default budget leaves alone."""
 
 PREPARE_TIMEOUT_S = 6 * 3600.0
 DESCRIBE_TIMEOUT_S = 300.0
@@ -203,6 +200,10 @@ def make_plan(
     keys = request.source_keys()
     seen = describe(request.device, executor)
     device = DeviceInfo.from_dict(seen["device"])
+    budget, source, enforced = membudget.decide(request.memory_budget_bytes, device, budget_bytes)
+    occupied = int(seen.get("occupied_bytes") or 0)
+    # Before the data is tokenised, which can take long.
+    membudget.check_occupied(budget, occupied)
     prepared = _prepare(request, keys, folder, executor)
     context = Context(
         trainer=request.trainer,
@@ -213,8 +214,7 @@ def make_plan(
         global_batch=request.global_batch or TRL_BATCH_SIZE,
         min_coverage=request.min_coverage,
     )
-    budget, source, enforced = _budget(request, device, budget_bytes)
-    _check_budget(budget, context)
+    membudget.check_weights(budget, occupied, context)
     name = sources.short_name(str(keys["model_name_or_path"]))
     base = {**keys, "output_dir": f"{name}-{request.trainer}", **seen["trainer_keys"]}
     env = host.process_env(device.kind)
@@ -278,27 +278,3 @@ def _asked_lengths(request: Request) -> list[int]:
     if pinned.isdecimal():
         lengths.add(int(pinned))
     return sorted(lengths)
-
-
-def _budget(request: Request, device: DeviceInfo, kept: int | None) -> tuple[int, str, bool]:
-    if request.memory_budget_bytes is not None:
-        return request.memory_budget_bytes, "--memory-budget", True
-    budget = kept or round(device.free_bytes * (1.0 - HEADROOM))
-    source = f"what {device.label} had free, less {HEADROOM:.0%}"
-    # On the host an unlimited probe could take the search and the machine down with it.
-    return budget, source, device.kind == "cpu"
-
-
-def _check_budget(budget: int, context: Context) -> None:
-    """Refuse a budget that the weights alone exceed in the smallest form there is.
-
-    4-bit weights take half a byte; without bitsandbytes bfloat16 takes two.
-    """
-    per_parameter = 0.5 if "bitsandbytes" in context.packages else 2.0
-    least = round(context.model.num_parameters * per_parameter)
-    if budget < least:
-        raise UsageError(
-            f"a budget of {format_gib(budget)} is below the weights: "
-            f"{context.model.num_parameters:,} parameters take at least {format_gib(least)}.",
-            hint="Raise --memory-budget, or choose a smaller model.",
-        )

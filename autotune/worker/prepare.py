@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.devices import base as devices
+from autotune.probe.result import fit_bytes
 from autotune.trainers import base as trainers
 from autotune.worker.environment import environment, installed
 
@@ -17,8 +18,13 @@ def describe(request: Mapping[str, Any]) -> dict[str, Any]:
         PrerequisiteError: If there is no such device.
     """
     device = devices.load(str(request["device"]))
+    info = device.describe()
+    device.reset_peaks()
+    peak = device.read_peaks()
     return {
-        "device": device.describe().to_dict(),
+        "device": info.to_dict(),
+        # What a probe's process takes before it loads a model.
+        "occupied_bytes": fit_bytes(peak, info.kind),
         "packages": installed(),
         "environment": environment(device),
         "trainer_keys": device.trainer_keys(),
