@@ -6,7 +6,7 @@ with an error about something else, where rows are of no format it knows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from datasets import Dataset
@@ -92,9 +92,11 @@ def _says_something(value: object) -> bool:
 
 def _from_value_problem(value: object) -> str | None:
     def problem_of(message: Mapping[str, Any]) -> str | None:
-        for key in ("from", "value"):
-            if not isinstance(message.get(key), str):
-                return f"has no {key!r}; its keys are {_keys(message)}"
+        if not isinstance(message.get("from"), str):
+            return f"has no 'from'; its keys are {_keys(message)}"
+        others = set(_keys_used(message)) - {"from"}
+        if others and "value" not in others:
+            return f"has no 'value'; its keys are {_keys(message)}"
         return None
 
     return _message_problem(value, problem_of)
@@ -162,17 +164,18 @@ def check_ids(
                 f"a row of the data set has {len(ids)} token ids but {len(labels)} labels.",
                 hint="Give every token a label; -100 is for those without loss.",
             )
-        wrong = _outside(ids, vocab_size)
-        if wrong is None:
-            wrong = _outside((label for label in labels if label != IGNORED), vocab_size)
+        wrong = _outside({*ids, *labels} - {IGNORED}, vocab_size)
+        if wrong is None and IGNORED in ids:
+            wrong = IGNORED
         if wrong is not None:
             raise _beyond(f"{source} the token id {wrong}", vocab_size)
     if pad_token_id is not None and pad_token_id >= vocab_size:
         raise _beyond(f"the tokenizer pads rows with the token id {pad_token_id}", vocab_size)
 
 
-def _outside(ids: Iterable[int], vocab_size: int) -> int | None:
-    return next((number for number in ids if not 0 <= number < vocab_size), None)
+def _outside(ids: set[int], vocab_size: int) -> int | None:
+    least, most = min(ids, default=0), max(ids, default=0)
+    return least if least < 0 else most if most >= vocab_size else None
 
 
 def _beyond(what: str, vocab_size: int) -> UsageError:

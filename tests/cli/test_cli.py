@@ -537,6 +537,10 @@ def test_verify_takes_yaml_only(cli: Callable[..., Done]) -> None:
     assert "mapping" in done.err
     Path("broken.yaml").write_text("a: [1\n")
     assert cli("verify", "broken.yaml").code == 2
+    Path("deep.yaml").write_text(f"a: {'[' * 2000}{']' * 2000}\n")
+    done = cli("verify", "deep.yaml")
+    assert done.code == 2
+    assert "deep.yaml, line 1" in done.err
     Path("good.yaml").write_text("max_steps: 1\n")
     assert cli("verify", "good.yaml", "--timeout", "never").code == 2
     assert cli("verify", "good.yaml", "--steps", "0").code == 2

@@ -147,6 +147,15 @@ def write_folder_of_parts(path: Path, rows: Rows) -> Path:
     return path / "parts"
 
 
+def write_pattern(path: Path, rows: Rows) -> Path:
+    write_jsonl(path / "a[1]" / "r1ws.jsonl", rows[:1])
+    return write_jsonl(path / "a[1]" / "r*ws.jsonl", rows)
+
+
+def write_saved_under_a_pattern(path: Path, rows: Rows) -> Path:
+    return write_saved(path / "a[1]", rows)
+
+
 FILES = {
     "json": write_json,
     "jsonl": write_lines,
@@ -158,6 +167,8 @@ FILES = {
     "saved-dict": write_dict,
     "folder": write_folder,
     "folder-of-parts": write_folder_of_parts,
+    "pattern": write_pattern,
+    "saved-under-a-pattern": write_saved_under_a_pattern,
 }
 
 
@@ -559,6 +570,10 @@ ROWS: dict[str, tuple[Rows, str]] = {
     "list for a message": ([{"messages": [[{"role": "user", "content": "a"}]]}], "a list where"),
     "number for messages": ([{"messages": 5}], "a whole number"),
     "role in conversations": ([{"conversations": [{"role": "user", "content": "a"}]}], "'from'"),
+    "text in conversations": (
+        [{"conversations": [{"from": "human", "text": "a"}]}], "no 'value'"
+    ),
+    "a label's -100 for an id": ([{"input_ids": [1, -100], "labels": [1, -100]}], "-100"),
     "number for text": ([{"text": 5}], "row 1"),
     "list for text": ([{"text": ["a"]}], "a list, not text"),
     "number for prompt": ([{"prompt": 5, "completion": "a"}], "'prompt'"),

@@ -410,6 +410,13 @@ def test_what_a_worker_takes_is_less_than_any_probe_s_peak(
     result = probe(executor, plan, tmp_path / "probe", plan.space.baseline)
     assert result.measurement is not None
     assert 100 * MIB < occupied < result.measurement.peak_bytes
+    # Below it, a probe ends before it has loaded anything.
+    budget = occupied - 8 * MIB
+    refused = probe(
+        executor, plan, tmp_path / "below", plan.space.baseline, memory_budget_bytes=budget
+    )
+    assert refused.phase == "load"
+    assert "below what PyTorch" in refused.detail
 
 
 @pytest.mark.parametrize("batch", [4, 8])
