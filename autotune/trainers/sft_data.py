@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections import Counter
@@ -165,9 +166,11 @@ def _tokenise(
     )
     try:
         trainer = SFTTrainer(model=model, args=args, train_dataset=raw, processing_class=tokenizer)
-    except (MemoryError, OSError):
-        raise  # of the machine, not of the rows
+    except MemoryError:
+        raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
+            raise  # a full disk and the like, not the rows or a file that `fixed:` names
         raise UsageError(
             f"TRL cannot prepare this data set: {_one_line(error)}",
             hint="Look at the first rows and at the chat template: every row must have the same, "

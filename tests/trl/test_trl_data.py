@@ -698,6 +698,16 @@ def test_a_misspelt_fixed_key_is_named_with_the_nearest(
     assert "learning_rate" in caught.value.hint
 
 
+@pytest.mark.parametrize("name", ["/no/such/folder", "/no/such/template.jinja"])
+def test_a_missing_chat_template_is_an_error_of_ours(
+    name: str, executor: SubprocessExecutor, model: str, chats: Rows, tmp_path: Path, work: Path
+) -> None:
+    keys = {**keys_for(model, write_lines(tmp_path, chats)), "chat_template_path": name}
+    with pytest.raises(UsageError, match="/no/such") as caught:
+        prepare(executor, work, keys)
+    assert "template" in caught.value.hint
+
+
 def test_a_fixed_value_that_trl_refuses_is_one_clear_line(
     executor: SubprocessExecutor, model: str, chats: Rows, tmp_path: Path, work: Path
 ) -> None:
