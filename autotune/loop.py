@@ -142,16 +142,22 @@ class SearchLoop:
         """Return the trials that took a probe."""
         return sum(trial.num_probes > 0 for trial in self.trials)
 
+    @property
+    def _has_baseline(self) -> bool:
+        return any(trial.number == BASELINE for trial in self.trials)
+
     def _may_start(self, num_trials: int | None, deadline_s: float | None) -> bool:
-        if self.exhausted or (self._running and not self.trials):
-            return False  # the baseline runs alone and first
-        if self.trials and _is_past(deadline_s):
-            return False  # without the baseline there is nothing to tell
+        if not self._has_baseline:
+            # It runs alone and first, and whatever was used up: without it there is nothing to
+            # tell. A resumed run can lack it as well.
+            return not self._running
+        if self.exhausted or _is_past(deadline_s):
+            return False
         return num_trials is None or self.num_probed + len(self._running) < num_trials
 
     def _next(self, deadline_s: float | None) -> _Pending | None:
         """Return the next candidate worth a probe; None if the space or the time is used up."""
-        if not any(trial.number == BASELINE for trial in self.trials):
+        if not self._has_baseline:
             return self._first()
         repeated = 0
         while not _is_past(deadline_s):

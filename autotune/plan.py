@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from autotune import membudget
 from autotune.devices import host
+from autotune.devices.base import check_name as check_device_name
 from autotune.errors import UsageError
 from autotune.executors.base import Executor
 from autotune.probe import sources
@@ -16,10 +18,6 @@ from autotune.space.context import Context, DataProfile, DeviceInfo, ModelFacts
 from autotune.space.domains import Quantiles
 from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
 from autotune.space.space import ResolvedSpace, SearchSpace
-from autotune.units import format_gib
-
-HEADROOM = 0.10
-"""Share of the free memory that the default budget leaves alone."""
 
 PREPARE_TIMEOUT_S = 6 * 3600.0
 DESCRIBE_TIMEOUT_S = 300.0
@@ -59,11 +57,28 @@ class Request:
             (self.warmup_steps >= 0, "warmup_steps must not be negative"),
             (self.probe_timeout_s > 0, "probe_timeout_s must be positive"),
             (0 <= self.seed < 2**32, "seed must be from 0 to 4294967295"),
-            (self.space.trainer == self.trainer, f"the space is for {self.space.trainer}"),
+            (
+                self.space.trainer == self.trainer,
+                f"the space {self.space.name!r} is for the trainer {self.space.trainer!r}, not"
+                f" for {self.trainer!r}",
+            ),
+            # An empty name would be taken for one that was not given, or for the current folder.
+            *(
+                (value is None or bool(value.strip()), f"the {name} is an empty name")
+                for name, value in (
+                    ("model", self.model),
+                    ("data set", self.dataset),
+                    ("split", self.split),
+                    ("data set's configuration", self.dataset_config),
+                    ("revision", self.revision),
+                )
+            ),
         ]
         for holds, message in checks:
             if not holds:
                 raise UsageError(f"{message}.")
+        check_device_name(self.device)
+        self.space.check_pins(self.pins)
 
     def source_keys(self) -> dict[str, Any]:
         """Return the TRL keys that name model and data set.
@@ -116,7 +131,13 @@ class Plan:
     @property
     def notices(self) -> tuple[str, ...]:
         """Return what the user should know about the set-up, in whole sentences."""
-        data, found = self.context.data, list(self.space.notices)
+        data, found, model = self.context.data, list(self.space.notices), self.context.model
+        if model.declared_architecture not in ("", model.architecture):
+            found.append(
+                f"The model's config.json names the architecture {model.declared_architecture}, "
+                f"which transformers does not know; trl trains {model.architecture} in its place, "
+                "and so do the probes."
+            )
         if data.num_empty_rows:
             found.append(
                 f"{data.num_empty_rows:,} rows of the data are null or empty. The probes leave "
@@ -156,6 +177,7 @@ class Plan:
 
 def describe(device: str, executor: Executor) -> dict[str, Any]:
     """Return the device, the packages and the versions, seen from a disposable process."""
+    check_device_name(device)
     request = {"device": device, "process_env": host.process_env(device)}
     return executor.run_task("describe", request, timeout_s=DESCRIBE_TIMEOUT_S)
 
@@ -178,6 +200,10 @@ def make_plan(
     keys = request.source_keys()
     seen = describe(request.device, executor)
     device = DeviceInfo.from_dict(seen["device"])
+    budget, source, enforced = membudget.decide(request.memory_budget_bytes, device, budget_bytes)
+    occupied = int(seen.get("occupied_bytes") or 0)
+    # Before the data is tokenised, which can take long.
+    membudget.check_occupied(budget, occupied)
     prepared = _prepare(request, keys, folder, executor)
     context = Context(
         trainer=request.trainer,
@@ -188,8 +214,7 @@ def make_plan(
         global_batch=request.global_batch or TRL_BATCH_SIZE,
         min_coverage=request.min_coverage,
     )
-    budget, source, enforced = _budget(request, device, budget_bytes)
-    _check_budget(budget, context)
+    membudget.check_weights(budget, occupied, context)
     name = sources.short_name(str(keys["model_name_or_path"]))
     base = {**keys, "output_dir": f"{name}-{request.trainer}", **seen["trainer_keys"]}
     env = host.process_env(device.kind)
@@ -253,27 +278,3 @@ def _asked_lengths(request: Request) -> list[int]:
     if pinned.isdecimal():
         lengths.add(int(pinned))
     return sorted(lengths)
-
-
-def _budget(request: Request, device: DeviceInfo, kept: int | None) -> tuple[int, str, bool]:
-    if request.memory_budget_bytes is not None:
-        return request.memory_budget_bytes, "--memory-budget", True
-    budget = kept or round(device.free_bytes * (1.0 - HEADROOM))
-    source = f"what {device.label} had free, less {HEADROOM:.0%}"
-    # On the host an unlimited probe could take the search and the machine down with it.
-    return budget, source, device.kind == "cpu"
-
-
-def _check_budget(budget: int, context: Context) -> None:
-    """Refuse a budget that the weights alone exceed in the smallest form there is.
-
-    4-bit weights take half a byte; without bitsandbytes bfloat16 takes two.
-    """
-    per_parameter = 0.5 if "bitsandbytes" in context.packages else 2.0
-    least = round(context.model.num_parameters * per_parameter)
-    if budget < least:
-        raise UsageError(
-            f"a budget of {format_gib(budget)} is below the weights: "
-            f"{context.model.num_parameters:,} parameters take at least {format_gib(least)}.",
-            hint="Raise --memory-budget, or choose a smaller model.",
-        )

@@ -64,6 +64,11 @@ class Registry(Generic[T]):
         self._load()
         return tuple(self._entries)
 
+    def declared(self) -> tuple[str, ...]:
+        """Return the names known without importing anything: registered so far, or declared."""
+        points = (point.name for point in entry_points(group=self.group))
+        return tuple(dict.fromkeys((*self._entries, *points)))
+
     def __iter__(self) -> Iterator[tuple[str, T]]:
         """Yield name and entry, in the order of registration."""
         self._load()

@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from autotune.errors import UsageError
+from autotune.space.bounds import find_excess
 from autotune.units import format_duration, format_gib
 
 _RUN_TRL = "import sys; from trl.cli import main; sys.argv[0] = 'trl'; main()"
@@ -145,6 +146,9 @@ def _trainer(file: Path) -> str:
     """
     try:
         text = file.read_text()
+        excess = find_excess(text)
+        if excess is not None:
+            raise UsageError(f"{file}, line {excess[0]}: {excess[1]}.")
         content = yaml.safe_load(text)
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise UsageError(f"{file} cannot be read as YAML: {error}") from error

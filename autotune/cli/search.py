@@ -94,14 +94,14 @@ def search(
         "probe_timeout_s": common.duration_s(probe_timeout, "--probe-timeout"),
         "measured_steps": measured_steps,
         "seed": seed,
-        "space": space or trainer,
+        "space": trainer if space is None else space,
         "sampler": sampler,
         "run_dir": run_dir,
         "resume": resume,
         "study": study,
     }
     limit_s = common.duration_s(time_budget, "--time-budget")
-    _check_trainer(trainer)
+    _check_trainer(trainer, space)
     if resume and run_dir is None:
         raise UsageError("--resume needs --run-dir, the folder of the run to continue.")
     if dry_run:
@@ -213,12 +213,15 @@ def _command_line() -> str:
     return shlex.join(_words())
 
 
-def _check_trainer(name: str) -> None:
-    """Refuse a trainer that no search space is for; ``module:class`` names one of the user's."""
+def _check_trainer(name: str, given_space: str | None) -> None:
+    """Refuse a trainer that no search space is for.
+
+    ``module:class`` names one of the user's, which needs a space of the user's as well.
+    """
     from autotune.space.space import SearchSpace
 
     known = {SearchSpace.load(space).trainer for space in SearchSpace.available()}
-    if name not in known and ":" not in name:
+    if name not in known and (":" not in name or given_space is None):
         raise UnknownNameError("trainer", name, known)
 
 

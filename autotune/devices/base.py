@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from autotune.errors import UnknownNameError, UsageError
 from autotune.probe.result import MemoryPeak
 from autotune.registry import Registry
 from autotune.space.context import DeviceInfo
@@ -81,11 +82,36 @@ class DeviceFactory(Protocol):
         ...
 
 
+BUILT_IN = ("cpu", "cuda", "mps", "xpu")
+"""Kinds of the built-in backends, which the search must know without importing PyTorch."""
+
+_INDEXED = ("cuda", "xpu")
+
 registry: Registry[DeviceFactory] = Registry(
     "device",
     group="autotune.devices",
     builtin=("autotune.devices.cpu", "autotune.devices.accelerators"),
 )
+
+
+def check_name(name: str) -> None:
+    """Check how a device is named, before a process is started to look for it.
+
+    Raises:
+        UnknownNameError: If no backend is known for its kind.
+        UsageError: If its index is no number, or it takes none.
+    """
+    kind, colon, index = name.partition(":")
+    known = {"auto", *BUILT_IN, *registry.declared()}
+    if kind not in known:
+        raise UnknownNameError("device", name, known)
+    if kind in _INDEXED and colon and not (index.isascii() and index.isdecimal()):
+        raise UsageError(
+            f"the device {name!r} has no number after the colon.",
+            hint=f"Write {kind}, {kind}:0, {kind}:1, ...",
+        )
+    if kind in ("auto", *BUILT_IN) and kind not in _INDEXED and colon:
+        raise UsageError(f"the device {kind!r} takes no index.", hint=f"Write {kind}.")
 
 
 def load(name: str) -> DeviceBackend:

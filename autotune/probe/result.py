@@ -133,6 +133,11 @@ class MemoryPeak:
     resident_bytes: int | None = None
 
 
+def fit_bytes(peak: MemoryPeak, device_kind: str) -> int | None:
+    """Return the bytes of ``peak`` that decide whether a run fits on that kind of device."""
+    return peak.resident_bytes if device_kind == "cpu" else peak.used_bytes
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """What a finished probe measured; raw values first, statistics derived.
@@ -172,7 +177,7 @@ class Measurement:
 
     def fit_bytes(self, peak: MemoryPeak) -> int | None:
         """Return the bytes of ``peak`` that decide whether a run fits."""
-        return peak.resident_bytes if self.device_kind == "cpu" else peak.used_bytes
+        return fit_bytes(peak, self.device_kind)
 
     @property
     def peak_bytes(self) -> int:

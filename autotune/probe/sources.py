@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import json
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,11 @@ _BUILDERS = {
     ".csv": "csv",
     ".arrow": "arrow",
 }
+# Kinds that `datasets` would read from a folder, or would read one of and leave out the others.
+_KINDS = {**_BUILDERS, ".ndjson": "json", ".tsv": "csv", ".txt": "text"}
+# Files that it takes for notes on a data set.
+_NOTES = frozenset({"config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json"})
+_TEXT_NOTES = frozenset({"changelog", "licence", "license", "notice", "readme", "requirements"})
 
 
 def model_keys(model: str, *, revision: str | None, trust_remote_code: bool) -> dict[str, Any]:
@@ -22,9 +30,14 @@ def model_keys(model: str, *, revision: str | None, trust_remote_code: bool) -> 
 
     Raises:
         PrerequisiteError: If it looks like a path and is no folder with a ``config.json``.
+        UsageError: If it is empty, or a revision is asked of a local folder, which has none.
     """
-    path = Path(model).expanduser()
+    path = _path("model", model)
     if path.is_dir():
+        if revision is not None:
+            raise _without_effect(
+                "--revision", "a local model folder", "Drop it, or give a hub id in its place."
+            )
         if not (path / "config.json").is_file():
             raise PrerequisiteError(
                 f"the folder {model!r} holds no config.json.",
@@ -54,10 +67,12 @@ def dataset_keys(dataset: str, *, split: str | None, config_name: str | None) ->
 
     Raises:
         PrerequisiteError: If it looks like a path and nothing is there.
-        UsageError: If the file's kind is not one that can be read.
+        UsageError: If it is empty, the file's kind is not one that can be read, a folder mixes
+            kinds, or a configuration is asked of files, which have none.
     """
-    path = Path(dataset).expanduser()
+    path = _path("data set", dataset)
     if path.is_file():
+        _refuse_config(config_name, "a data file")
         builder = _BUILDERS.get(path.suffix.lower())
         if builder is None:
             raise UsageError(
@@ -79,12 +94,18 @@ def dataset_keys(dataset: str, *, split: str | None, config_name: str | None) ->
 
 
 def _mixture(builder: str, data_files: str | list[str], split: str | None) -> dict[str, Any]:
+    # `datasets` takes the names for patterns, and would read other files or none.
+    if isinstance(data_files, str):
+        data_files = glob.escape(data_files)
+    else:
+        data_files = [glob.escape(name) for name in data_files]
     entry = {"path": builder, "data_files": data_files, "split": split or "train"}
     return {"datasets": [entry], "dataset_train_split": "train"}
 
 
 def _folder_keys(path: Path, split: str | None, config_name: str | None) -> dict[str, Any]:
     if (path / "dataset_dict.json").is_file():
+        _refuse_config(config_name, "a data set written by save_to_disk")
         # Written by DatasetDict.save_to_disk: a folder per split.
         splits = _read(path / "dataset_dict.json", "splits")
         name = split or "train"
@@ -95,16 +116,86 @@ def _folder_keys(path: Path, split: str | None, config_name: str | None) -> dict
             )
         return _saved(path / name, None)
     if (path / "state.json").is_file():
+        _refuse_config(config_name, "a data set written by save_to_disk")
         return _saved(path, split)
-    if not any(file.suffix.lower() in _BUILDERS for file in path.rglob("*") if file.is_file()):
-        raise UsageError(
-            f"the folder {str(path)!r} holds no data file.",
-            hint=f"Known kinds: {', '.join(_BUILDERS)}.",
-        )
+    _check_files(path)
     keys: dict[str, Any] = {"dataset_name": str(path), "dataset_train_split": split or "train"}
     if config_name is not None:
         keys["dataset_config"] = config_name
     return keys
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse a folder of which ``datasets`` would read nothing, or only a part without a word."""
+    files = list(_data_files(folder))
+    if not any(file.suffix.lower() in _BUILDERS for file in files):
+        raise UsageError(
+            f"the folder {str(folder)!r} holds no data file.",
+            hint=f"Known kinds: {', '.join(_BUILDERS)}.",
+        )
+    for name in (str(folder), *(str(file.relative_to(folder)) for file in files)):
+        if glob.has_magic(name):
+            raise UsageError(
+                f"the data folder's path {name!r} holds one of the characters * ? [, which"
+                " datasets takes for a pattern.",
+                hint="Rename it, or give the data file itself: a file may be called so.",
+            )
+    kinds = Counter(_KINDS[file.suffix.lower()] for file in files)
+    if len(kinds) > 1 and not _declares_files(folder):
+        found = " and ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
+        raise UsageError(
+            f"the folder {str(folder)!r} holds data files of several kinds ({found}), of which"
+            " datasets would read one and leave out the rest.",
+            hint="Give one of the files, or a folder with files of one kind.",
+        )
+
+
+def _data_files(folder: Path) -> Iterator[Path]:
+    """Yield the files below ``folder`` that ``datasets`` could take for data."""
+    for file in sorted(folder.rglob("*")):
+        parts = file.relative_to(folder).parts
+        hidden = any(part.startswith((".", "__")) for part in parts)
+        if hidden or file.suffix.lower() not in _KINDS or file.name in _NOTES:
+            continue
+        is_note = file.suffix.lower() == ".txt" and file.stem.lower() in _TEXT_NOTES
+        if not is_note and file.is_file():
+            yield file
+
+
+def _declares_files(folder: Path) -> bool:
+    """Whether the folder's card says which files make up the data set."""
+    try:
+        return "data_files:" in (folder / "README.md").read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _path(what: str, name: str) -> Path:
+    """Return a path as the user wrote it, ``~`` expanded.
+
+    Raises:
+        UsageError: If the name is empty, or cannot be a path.
+    """
+    if not name.strip():
+        # An empty path would be the current folder.
+        raise UsageError(f"the {what} is an empty name.", hint="Give a hub id or a path.")
+    try:
+        path = Path(name).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError) as error:  # too long, no such user, a null byte
+        raise UsageError(
+            f"the {what} {name[:100]!r} cannot be looked up: {error}.", hint="Check the path."
+        ) from error
+    return path
+
+
+def _refuse_config(config_name: str | None, what: str) -> None:
+    if config_name is not None:
+        raise _without_effect("--dataset-config", what, "Drop it; --split chooses rows.")
+
+
+def _without_effect(option: str, what: str, hint: str) -> UsageError:
+    return UsageError(f"{option} has no effect on {what}.", hint=hint)
 
 
 def _saved(path: Path, split: str | None) -> dict[str, Any]:

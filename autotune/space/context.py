@@ -57,7 +57,7 @@ class ModelFacts:
 
     Attributes:
         model_type: transformers' ``model_type``, such as ``llama``.
-        architecture: Class name, such as ``LlamaForCausalLM``.
+        architecture: Class that is built, such as ``LlamaForCausalLM``.
         num_parameters: All parameters, tied ones once.
         num_layers: Transformer blocks; None if the config does not say.
         max_positions: Longest sequence the config declares; None if it declares none.
@@ -67,6 +67,8 @@ class ModelFacts:
             attend only to themselves, per attention implementation; None where not tested.
         has_chat_template: Whether the tokenizer carries one.
         quantized: Whether the checkpoint itself is already quantised.
+        declared_architecture: Class name that the config gives, which transformers may not know;
+            TRL then takes the class for the model type. Empty if not known.
     """
 
     model_type: str
@@ -79,6 +81,7 @@ class ModelFacts:
     keeps_documents_apart: Mapping[str, bool] = field(default_factory=dict)
     has_chat_template: bool = False
     quantized: bool = False
+    declared_architecture: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -151,12 +154,26 @@ class DataProfile:
         """
         if max_length is None or max_length >= self.longest:
             return 1.0
+        return self.loss_tokens_kept[self._tabled(max_length)] / self.num_loss_tokens
+
+    def rows_left(self, max_length: int) -> int:
+        """Return the rows that keep a loss token when cut at ``max_length``: TRL drops the others.
+
+        Between two tabled lengths the smaller one's count is given, so it is never overstated.
+
+        Raises:
+            ValueError: If ``max_length`` lies below every tabled length.
+        """
+        return self.num_rows - self.rows_dropped[self._tabled(max_length)]
+
+    def _tabled(self, max_length: int) -> int:
+        """Return the place in the tables of ``max_length``, or of the length below it."""
         index = bisect_left(self.max_lengths, max_length)
         if index == len(self.max_lengths) or self.max_lengths[index] != max_length:
             index -= 1
         if index < 0:
             raise ValueError(f"no coverage is known below {self.max_lengths[0]} tokens")
-        return self.loss_tokens_kept[index] / self.num_loss_tokens
+        return index
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from autotune.errors import SpaceError, UnknownNameError
+from autotune.space.bounds import find_excess
 from autotune.space.domains import Choice, Domain
 from autotune.space.fixed import refuse_fixed
 from autotune.space.forms import domain_from_json
@@ -66,6 +67,13 @@ class _Reader:
 
     def read(self, text: str) -> SpaceParts:
         try:
+            excess = find_excess(text)
+            if excess is not None:
+                line, reason = excess
+                raise SpaceError(
+                    f"{self.source}, line {line}: {reason}.",
+                    hint="A search space is a short list of knobs; see search_spaces/sft.yaml.",
+                )
             root = yaml.compose(text, Loader=yaml.SafeLoader)
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1

@@ -30,9 +30,7 @@ def resolve(
     """
     named = {knob.name: knob for knob in knobs}
     offered = {name: knob for name, knob in registry if context.trainer in knob.trainers}
-    for name in pins:
-        if name not in named and name not in offered:
-            raise UnknownNameError("knob", name, {*named, *offered}, where="--pin")
+    parsed = parse_pins(knobs, context.trainer, pins)
     implied = frozenset(
         name
         for name, knob in offered.items()
@@ -40,7 +38,6 @@ def resolve(
     )
     added = [knob for name, knob in offered.items() if name in {*pins, *implied} - {*named}]
     ordered = in_order((*knobs, *added))
-    parsed = {k.name: k.parse(pins[k.name]) for k in ordered if k.name in pins}
     values = {
         knob.name: (parsed[knob.name],) if knob.name in parsed else knob.values(context)
         for knob in ordered
@@ -62,6 +59,23 @@ def resolve(
         removed=removed,
         notices=notices,
     )
+
+
+def parse_pins(
+    knobs: tuple[Knob, ...], trainer: str, pins: Mapping[str, object]
+) -> dict[str, Value]:
+    """Return the values that pins stand for; needs no context.
+
+    Raises:
+        UnknownNameError: If a pin names no knob.
+        SpaceError: If the knob can never take the value.
+    """
+    offered = {name: knob for name, knob in registry if trainer in knob.trainers}
+    by_name = {**offered, **{knob.name: knob for knob in knobs}}
+    for name in pins:
+        if name not in by_name:
+            raise UnknownNameError("knob", name, by_name, where="--pin")
+    return {name: by_name[name].parse(raw) for name, raw in pins.items()}
 
 
 def _check_pins(plan: Plan, context: Context, pins: Mapping[str, Value]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from autotune.space import loader
 from autotune.space.context import Context
 from autotune.space.fixed import refuse_fixed
 from autotune.space.knob import Knob, registry
-from autotune.space.pins import resolve
+from autotune.space.pins import parse_pins, resolve
 from autotune.space.plan import in_order
 from autotune.space.resolve import ResolvedSpace
 
@@ -102,6 +102,15 @@ class SearchSpace:
         }
         text = json.dumps(data, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def check_pins(self, pins: Mapping[str, object]) -> None:
+        """Check what can be said of pins before device, model and data are known.
+
+        Raises:
+            UnknownNameError: If a pin names no knob.
+            SpaceError: If the knob can never take the value.
+        """
+        parse_pins(self.knobs, self.trainer, pins)
 
     def resolve(self, context: Context, pins: Mapping[str, object] | None = None) -> ResolvedSpace:
         """Return what can be drawn in ``context``.

@@ -43,14 +43,18 @@ def make_fake_plan(
     *,
     space: str | SearchSpace = "quick",
     context: Context | None = None,
+    answers: Mapping[str, Any] | None = None,
     **asked: Any,
 ) -> Plan:
-    """Return the plan of a search that a :class:`FakeExecutor` can run, made in ``folder``."""
+    """Return the plan of a search that a :class:`FakeExecutor` can run, made in ``folder``.
+
+    ``answers`` are those of the worker's tasks; by default they say what ``context`` holds.
+    """
     run = RunFolder(folder)
     run.work.mkdir(parents=True, exist_ok=True)
     found = SearchSpace.load(space) if isinstance(space, str) else space
     request = Request(model="some/model", dataset="some/rows", space=found, **asked)
-    return make_plan(request, run, FakeExecutor(answers=make_answers(context)))
+    return make_plan(request, run, FakeExecutor(answers=answers or make_answers(context)))
 
 
 def make_loop(

@@ -5,7 +5,17 @@ from __future__ import annotations
 import copy
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerBase
+from transformers import (
+    AutoModelForCausalLM,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
 
 from autotune.errors import UsageError
 from autotune.space.context import ModelFacts
@@ -14,6 +24,19 @@ from autotune.trainers import models
 _DOCUMENT = 12
 """Tokens per document of the check below."""
 
+_MASKED = frozenset(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values())
+# Those that read images as well are trained by SFT on their text.
+_CAUSAL = frozenset(
+    {
+        *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values(),
+        *MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.values(),
+    }
+)
+# Encoders that have a causal head as well, which is one only where is_decoder is set.
+_BIDIRECTIONAL = frozenset(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES) & frozenset(
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES
+)
+
 
 def model_facts(
     config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase, *, trust_remote_code: bool
@@ -21,28 +44,72 @@ def model_facts(
     """Return the facts that the knobs' rules look at.
 
     Raises:
-        UsageError: If transformers cannot build the architecture from its configuration.
+        UsageError: If transformers cannot build the architecture from its configuration, or it
+            is no causal language model.
     """
+    declared = config.architectures[0]
     try:
         shell = models.on_meta(config, trust_remote_code=trust_remote_code)
-    except (ValueError, TypeError, AttributeError, KeyError, ImportError) as error:
+        text = config.get_text_config()
+        vocab_size = int(text.vocab_size)
+    except MemoryError:
+        raise
+    except Exception as error:
         raise UsageError(
-            f"transformers cannot build {config.architectures[0]} from its configuration: {error}",
-            hint="Choose a causal language model that the installed transformers knows.",
+            f"transformers cannot build {declared} from its configuration: {_one_line(error)}",
+            hint="Check the config.json, or choose a causal language model that the installed "
+            "transformers knows.",
         ) from error
-    text = config.get_text_config()
+    reason = _why_no_causal_lm(config, shell) or _why_heads_do_not_fit(text)
+    if reason is not None:
+        raise UsageError(
+            f"the model cannot be fine-tuned by SFT: {reason}.",
+            hint="Choose a causal language model, such as Qwen/Qwen3-0.6B; of a folder of your "
+            "own, check the config.json.",
+        )
     return ModelFacts(
         model_type=config.model_type,
-        architecture=config.architectures[0],
+        architecture=type(shell).__name__,
         num_parameters=sum(parameter.numel() for parameter in shell.parameters()),
         num_layers=getattr(text, "num_hidden_layers", None),
         max_positions=getattr(text, "max_position_embeddings", None),
-        vocab_size=text.vocab_size,
+        vocab_size=vocab_size,
         revision=getattr(config, "_commit_hash", None),
         keeps_documents_apart=documents_kept_apart(config),
         has_chat_template=tokenizer.chat_template is not None,
         quantized=getattr(config, "quantization_config", None) is not None,
+        declared_architecture=declared,
     )
+
+
+def _why_no_causal_lm(config: PretrainedConfig, shell: PreTrainedModel) -> str | None:
+    """Return why the model does not predict the next token; None if it does, for all we know."""
+    name = type(shell).__name__
+    if getattr(config, "is_encoder_decoder", False):
+        return f"{name} is an encoder with a decoder, which reads a prompt in another way"
+    # xlm's name for is_decoder is causal; most configurations have neither.
+    is_causal = getattr(config, "is_decoder", False) or getattr(config, "causal", False)
+    if config.model_type in _BIDIRECTIONAL and not is_causal:
+        return f"{name} ({config.model_type}) is an encoder, which sees the tokens to come as well"
+    if name in _CAUSAL or type(shell).__module__.startswith("transformers_modules"):
+        return None
+    if name in _MASKED or shell.get_output_embeddings() is None:
+        return f"{name} has no head that predicts the next token"
+    return None
+
+
+def _why_heads_do_not_fit(text: PretrainedConfig) -> str | None:
+    """Return why attention would fail in the first step; transformers does not check this."""
+    heads = getattr(text, "num_attention_heads", None)
+    shared = getattr(text, "num_key_value_heads", None)
+    if isinstance(heads, int) and isinstance(shared, int) and shared > 0 and heads % shared:
+        return f"num_attention_heads={heads} is no multiple of num_key_value_heads={shared}"
+    return None
+
+
+def _one_line(error: BaseException) -> str:
+    text = " ".join(str(error).split())[:300]
+    return f"{type(error).__name__} {text}" if isinstance(error, LookupError) or not text else text
 
 
 def documents_kept_apart(config: PretrainedConfig) -> dict[str, bool]:

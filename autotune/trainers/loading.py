@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import datasets
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
+from safetensors import safe_open
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
+from transformers.quantizers import AutoHfQuantizer
 from trl import get_dataset
 
 from autotune.errors import PrerequisiteError, UsageError
@@ -25,18 +30,26 @@ def open_model(
     """
     try:
         config = models.load_config(name, revision=revision, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:
         raise _model_error(name, error) from error
-    if not config.architectures:
+    names = config.architectures
+    if not isinstance(names, list) or not names or not isinstance(names[0], str):
         raise UsageError(
             f"the configuration of {name!r} names no architecture.",
             hint='Add "architectures": ["LlamaForCausalLM"] (or yours) to its config.json.',
         )
+    _check_quantization(name, config)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:
+        if "trust_remote_code" in str(error):
+            raise _own_code(name) from error
         raise PrerequisiteError(
             f"the tokenizer of {name!r} cannot be loaded: {_short(error)}",
             hint="A local model folder needs the tokenizer's files beside config.json.",
@@ -60,18 +73,103 @@ def _model_error(name: str, error: BaseException) -> PrerequisiteError | UsageEr
             )
         cause = cause.__cause__ or cause.__context__
     if "trust_remote_code" in text:
-        return PrerequisiteError(
-            f"the model {name!r} needs code from its own repository.",
-            hint="Read that code; if you trust it, add --trust-remote-code.",
-        )
+        return _own_code(name)
     if "does not recognize this architecture" in text or isinstance(error, KeyError):
         return UsageError(
             f"the installed transformers cannot build {name!r}: {_short(error)}",
             hint="Update transformers, or choose a model that it knows.",
         )
+    if not isinstance(error, (OSError, ValueError)):
+        return UsageError(
+            f"transformers refuses the config.json of {name!r}: {_short(error)}",
+            hint="Correct the config.json, or take it from the model that this one was made from.",
+        )
     return PrerequisiteError(
         f"the model {name!r} cannot be loaded: {_short(error)}",
         hint="Give a hub id such as Qwen/Qwen3-0.6B, or a folder with config.json and tokenizer.",
+    )
+
+
+def _own_code(name: str) -> PrerequisiteError:
+    return PrerequisiteError(
+        f"the model {name!r} needs code from its own repository.",
+        hint="Read that code; if you trust it, add --trust-remote-code.",
+    )
+
+
+def _check_quantization(name: str, config: PretrainedConfig) -> None:
+    """Refuse a quantised checkpoint that the installed packages cannot load."""
+    declared = getattr(config, "quantization_config", None)
+    if declared is None:
+        return
+    try:
+        quantizer = AutoHfQuantizer.from_config(declared, pre_quantized=True)
+    except ImportError as error:
+        raise _needs_package(name, error) from error
+    except Exception as error:
+        raise UsageError(
+            f"transformers cannot read how {name!r} is quantised: {_short(error)}",
+            hint="Correct quantization_config in its config.json, or choose another checkpoint.",
+        ) from error
+    try:
+        quantizer.validate_environment(device_map=None)
+    except ImportError as error:
+        raise _needs_package(name, error) from error
+    except Exception:  # noqa: BLE001  what it says of devices is not about the device of probes
+        return
+
+
+def _needs_package(name: str, error: ImportError) -> PrerequisiteError:
+    return PrerequisiteError(
+        f"the checkpoint {name!r} is quantised, and loading it needs a package: {_short(error)}",
+        hint="Install the package, or choose a checkpoint that is not quantised.",
+    )
+
+
+def check_weights(name: str, weights: str) -> None:
+    """Check that a local folder holds the weights that ``--weights real`` asks for.
+
+    Raises:
+        PrerequisiteError: If there are none, or a part is missing.
+        UsageError: If a file is damaged.
+    """
+    folder = Path(name)
+    if weights != "real" or not folder.is_dir():
+        return
+    names = {file.name for file in folder.iterdir()}
+    index = names & {"model.safetensors.index.json", "pytorch_model.bin.index.json"}
+    wanted = {shard for file in index for shard in _shards(folder / file)}
+    if not names & {"model.safetensors", "pytorch_model.bin", "adapter_config.json"}:
+        missing = sorted(wanted - names) or ([] if wanted else ["model.safetensors"])
+        if missing:
+            raise PrerequisiteError(
+                f"the model folder {name!r} holds no {missing[0]}.",
+                hint="Copy the weights there, or search with --weights random, which needs none.",
+            )
+    for file in sorted(names):
+        if file.endswith(".safetensors"):
+            _check_safetensors(folder / file)
+
+
+def _shards(index: Path) -> set[str]:
+    try:
+        return set(json.loads(index.read_text())["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(index, error) from error
+
+
+def _check_safetensors(file: Path) -> None:
+    try:
+        with safe_open(str(file), framework="pt"):
+            pass
+    except Exception as error:
+        raise _damaged(file, error) from error
+
+
+def _damaged(file: Path, error: BaseException) -> UsageError:
+    return UsageError(
+        f"the file {str(file)!r} is damaged or incomplete: {_short(error)}",
+        hint="Copy it again, or search with --weights random, which needs none.",
     )
 
 
@@ -130,7 +228,8 @@ def open_dataset(script_args: Any, dataset_args: Any) -> datasets.Dataset:
 def _mixture_name(entry: Any) -> str:
     files = entry["data_files"] if isinstance(entry, Mapping) else entry.data_files
     path = entry["path"] if isinstance(entry, Mapping) else entry.path
-    return str(files or path)
+    # Names are escaped for the patterns that `datasets` takes them for.
+    return re.sub(r"\[([*?[])\]", r"\1", str(files or path))
 
 
 def _short(error: BaseException) -> str:

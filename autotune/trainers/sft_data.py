@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections import Counter
@@ -19,7 +20,8 @@ from autotune.space.context import DataProfile
 from autotune.space.lengths import useful_lengths
 from autotune.trainers.facts import model_facts
 from autotune.trainers.hf import parse
-from autotune.trainers.loading import open_dataset, open_model
+from autotune.trainers.loading import check_weights, open_dataset, open_model
+from autotune.trainers.sft_checks import IGNORED, check_ids, check_rows
 
 _FORMATS = (
     ("input_ids", ("input_ids",), "pre-tokenised"),
@@ -66,10 +68,24 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
         revision=model_args.model_revision,
         trust_remote_code=trust,
     )
+    check_weights(model_args.model_name_or_path, str(request.get("weights", "random")))
+    facts = model_facts(config, tokenizer, trust_remote_code=trust)
     raw = open_dataset(script_args, dataset_args)
     kind = _format(raw, training_args.dataset_text_field)
     _check_chat_template(raw, tokenizer, kind, model_args.model_name_or_path)
-    rows, num_empty = _tokenise(raw, tokenizer, training_args, folder)
+    check_rows(raw, kind, training_args.dataset_text_field)
+    rows, num_empty, num_embeddings = _tokenise(raw, tokenizer, training_args, folder)
+    check_ids(
+        rows,
+        vocab_size=max(facts.vocab_size, num_embeddings),
+        pad_token_id=tokenizer.pad_token_id,
+        tokenised=kind == "pre-tokenised",
+    )
+    if not any(label != IGNORED for labels in rows["labels"] for label in labels):
+        raise UsageError(
+            "no token of the data set carries loss: every label is masked.",
+            hint="Check completion_only_loss, assistant_only_loss and the labels column.",
+        )
     data_folder = folder / "data"
     profile = _profile(rows, kind, num_empty, request.get("max_lengths", ()))
     rows = rows.select_columns(["input_ids", "labels"]).add_column(
@@ -77,7 +93,7 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
     )
     rows.save_to_disk(str(data_folder))
     return {
-        "model": model_facts(config, tokenizer, trust_remote_code=trust).to_dict(),
+        "model": facts.to_dict(),
         "data": profile.to_dict(),
         "data_folder": str(data_folder),
     }
@@ -115,10 +131,12 @@ def _check_chat_template(
 
 def _tokenise(
     raw: Dataset, tokenizer: PreTrainedTokenizerBase, training_args: Any, folder: Path
-) -> tuple[Dataset, int]:
+) -> tuple[Dataset, int, int]:
     """Return the rows as ``SFTTrainer`` itself tokenises and labels them, and how many are empty.
 
-    TRL prepares data while it builds a trainer, which needs a model; the smallest one does.
+    TRL prepares data while it builds a trainer, which needs a model; the smallest one does. Where
+    TRL adds tokens to it (``chat_template_path``), their number with those is returned as well, 0
+    otherwise.
     """
     raw, num_empty = _without_empty(raw, training_args.dataset_text_field)
     args = SFTConfig(
@@ -136,9 +154,10 @@ def _tokenise(
         assistant_only_loss=training_args.assistant_only_loss,
         completion_only_loss=training_args.completion_only_loss,
     )
+    num_known = len(tokenizer)
     model = LlamaForCausalLM(
         LlamaConfig(
-            vocab_size=len(tokenizer),
+            vocab_size=num_known,
             hidden_size=8,
             intermediate_size=8,
             num_hidden_layers=1,
@@ -147,12 +166,22 @@ def _tokenise(
     )
     try:
         trainer = SFTTrainer(model=model, args=args, train_dataset=raw, processing_class=tokenizer)
-    except (ValueError, KeyError, TypeError, RuntimeError, AttributeError) as error:
+    except MemoryError:
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
+            raise  # a full disk and the like, not the rows or a file that `fixed:` names
         raise UsageError(
-            f"TRL cannot prepare this data set: {' '.join(str(error).split())[:400]}",
-            hint="Look at the first rows: every row must have the same, non-empty fields.",
+            f"TRL cannot prepare this data set: {_one_line(error)}",
+            hint="Look at the first rows and at the chat template: every row must have the same, "
+            "non-empty fields, and the template must accept its roles.",
         ) from error
     rows = trainer.train_dataset
+    if not {"input_ids", "labels"}.issubset(rows.column_names):
+        raise UsageError(
+            "TRL does not tokenise this data set: its rows are of no format that SFT knows.",
+            hint="Give a column `text`, `messages`, or `prompt` and `completion`.",
+        )
     kept = [index for index, ids in enumerate(rows["input_ids"]) if len(ids) > 0]
     num_empty += len(rows) - len(kept)
     if not kept:
@@ -160,12 +189,14 @@ def _tokenise(
             "no row of the data set holds a token.", hint="Check the text column's content."
         )
     rows = rows.select(kept) if len(kept) < len(rows) else rows
-    if not any(label != -100 for labels in rows["labels"] for label in labels):
-        raise UsageError(
-            "no token of the data set carries loss: every label is masked.",
-            hint="Check completion_only_loss, assistant_only_loss and the labels column.",
-        )
-    return rows, num_empty
+    num_embeddings = trainer.model.get_input_embeddings().num_embeddings
+    return rows, num_empty, num_embeddings if num_embeddings > num_known else 0
+
+
+def _one_line(error: BaseException) -> str:
+    """Return an error in one line; of a KeyError, the text is but the key."""
+    text = " ".join(str(error).split())[:400]
+    return f"{type(error).__name__} {text}" if isinstance(error, LookupError) or not text else text
 
 
 def _without_empty(raw: Dataset, text_field: str) -> tuple[Dataset, int]:
@@ -207,7 +238,7 @@ def _profile(
     digest = hashlib.sha256()
     for ids, labels in zip(rows["input_ids"], rows["labels"], strict=True):
         digest.update(repr((ids, labels)).encode())
-        running = [0, *accumulate(int(label != -100) for label in labels)]
+        running = [0, *accumulate(int(label != IGNORED) for label in labels)]
         for index, limit in enumerate(max_lengths):
             share = running[min(limit, len(labels))]
             kept[index] += share

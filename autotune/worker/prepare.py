@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any
 
 from autotune.devices import base as devices
+from autotune.probe.result import fit_bytes
+from autotune.space.context import DeviceInfo
 from autotune.trainers import base as trainers
 from autotune.worker.environment import environment, installed
 
@@ -17,8 +20,10 @@ def describe(request: Mapping[str, Any]) -> dict[str, Any]:
         PrerequisiteError: If there is no such device.
     """
     device = devices.load(str(request["device"]))
+    info = device.describe()
     return {
-        "device": device.describe().to_dict(),
+        "device": info.to_dict(),
+        "occupied_bytes": _occupied(device, info),
         "packages": installed(),
         "environment": environment(device),
         "trainer_keys": device.trainer_keys(),
@@ -28,6 +33,17 @@ def describe(request: Mapping[str, Any]) -> dict[str, Any]:
             for name, reason in registry.broken.items()
         },
     }
+
+
+def _occupied(device: devices.DeviceBackend, info: DeviceInfo) -> int | None:
+    """Return the bytes that a probe takes before it loads a model; None if not known."""
+    # To set a limit, backends start what they must not count against it, such as threads.
+    with contextlib.suppress(MemoryError, KeyError):
+        device.limit_memory(info.total_bytes)
+    device.reset_peaks()
+    occupied = fit_bytes(device.read_peaks(), info.kind)
+    device.lift_limit()
+    return occupied
 
 
 def prepare(request: Mapping[str, Any]) -> dict[str, Any]:

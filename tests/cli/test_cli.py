@@ -288,6 +288,9 @@ def test_a_resumed_run_must_be_the_same_search(found: Path, cli: Callable[..., D
         (["--resume", "--run-dir", "nowhere"], "no search to resume"),
         (["--study", "nonsense://x", "--run-dir", "x"], "nonsense"),
         (["--no-such-option"], "--no-such-option"),
+        (["--split", ""], "split"),
+        (["--revision", " "], "revision"),
+        (["--dataset-config", ""], "configuration"),
     ],
     ids=" ".join,
 )
@@ -321,6 +324,53 @@ def test_missing_files_are_exit_code_2(
     assert done.code == 2
     assert named in done.err
     assert "hint:" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--pin", "lora_q=8"], "Did you mean 'lora_r'"),
+        (["--pin", "lora_r=eight"], "lora_r"),
+        (["--pin", "adaptation=lorra"], "lora"),
+        (["--device", "nope"], "unknown device 'nope'"),
+        (["--device", "cud"], "Did you mean 'cuda'"),
+        (["--device", ""], "unknown device"),
+        (["--device", "cuda:"], "cuda:0"),
+        (["--device", "cuda:one"], "cuda:0"),
+        (["--device", "xpu:-1"], "xpu:0"),
+        (["--device", "cpu:0"], "takes no index"),
+        (["--device", "auto:1"], "takes no index"),
+        (["--trainer", "foo:bar", "--space", "quick"], "'sft', not for 'foo:bar'"),
+    ],
+    ids=" ".join,
+)
+def test_a_wrong_name_is_refused_before_anything_is_started(
+    arguments: list[str], named: str, machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    done = cli(*SEARCH, *arguments)
+    assert done.code == 2, done.err
+    assert named in done.err
+    assert machine["made"] == []
+    assert not list(Path().iterdir())
+
+
+def test_an_unknown_trainer_is_no_unknown_space(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    done = cli("search", "some/model", "some/rows", "--trainer", "foo:bar")
+    assert done.code == 2
+    assert "unknown trainer 'foo:bar'" in done.err
+    assert "Known: sft" in done.err
+
+
+@pytest.mark.parametrize(("model", "dataset"), [("", ""), ("", "some/rows"), ("some/model", " ")])
+def test_an_empty_name_is_not_the_current_folder(
+    model: str, dataset: str, machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    done = cli("search", model, dataset)
+    assert done.code == 2
+    assert "empty name" in done.err
+    assert machine["made"] == []
 
 
 @pytest.mark.parametrize(
@@ -487,6 +537,10 @@ def test_verify_takes_yaml_only(cli: Callable[..., Done]) -> None:
     assert "mapping" in done.err
     Path("broken.yaml").write_text("a: [1\n")
     assert cli("verify", "broken.yaml").code == 2
+    Path("deep.yaml").write_text(f"a: {'[' * 2000}{']' * 2000}\n")
+    done = cli("verify", "deep.yaml")
+    assert done.code == 2
+    assert "deep.yaml, line 1" in done.err
     Path("good.yaml").write_text("max_steps: 1\n")
     assert cli("verify", "good.yaml", "--timeout", "never").code == 2
     assert cli("verify", "good.yaml", "--steps", "0").code == 2

@@ -26,8 +26,9 @@ from trl_kit import (
 )
 
 from autotune import objectives
+from autotune.errors import UsageError
 from autotune.executors.subprocess import SubprocessExecutor
-from autotune.plan import Plan
+from autotune.plan import Plan, describe
 from autotune.probe import trl_yaml
 from autotune.probe.result import Outcome
 from autotune.space.space import ResolvedSpace
@@ -393,6 +394,29 @@ def test_a_budget_below_the_imports_is_refused_at_once(
     assert result.outcome is Outcome.DEVICE_OOM
     assert result.phase == "load"
     assert "below what PyTorch" in result.detail
+
+
+def test_a_budget_below_the_imports_is_refused_while_planning(
+    executor: SubprocessExecutor, model: str, made: dict[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match="below what PyTorch"):
+        plan_of(executor, tmp_path, model, made["dataset"], memory_budget_bytes=50 * MIB)
+
+
+def test_what_a_worker_takes_is_less_than_any_probe_s_peak(
+    plan: Plan, executor: SubprocessExecutor, tmp_path: Path
+) -> None:
+    occupied = describe("cpu", executor)["occupied_bytes"]
+    result = probe(executor, plan, tmp_path / "probe", plan.space.baseline)
+    assert result.measurement is not None
+    assert 100 * MIB < occupied < result.measurement.peak_bytes
+    # Below it, a probe ends before it has loaded anything.
+    budget = occupied - 8 * MIB
+    refused = probe(
+        executor, plan, tmp_path / "below", plan.space.baseline, memory_budget_bytes=budget
+    )
+    assert refused.phase == "load"
+    assert "below what PyTorch" in refused.detail
 
 
 @pytest.mark.parametrize("batch", [4, 8])

@@ -544,6 +544,28 @@ def test_a_resumed_loop_goes_on_numbering_and_repeats_nothing(tmp_path: Path) ->
     assert len(set(digests)) == len(digests)
 
 
+@pytest.mark.parametrize("slots", [1, 2, 4])
+def test_a_missing_baseline_is_probed_again_first_and_alone(slots: int, tmp_path: Path) -> None:
+    make_loop(tmp_path, FakeExecutor(wall=ROOMY), sampler="random").run(6, None)
+    left = [trial for trial in load_trials(RunFolder(tmp_path)) if trial.number != 0]
+    executor = FakeExecutor(wall=ROOMY, slots=slots)
+    loop = make_loop(tmp_path, executor, sampler="random", trials=left)
+    loop.run(9, None)
+    baselines = [spec for spec in executor.submitted if spec.probe_id.startswith("0000")]
+    assert executor.submitted[:1] == baselines
+    assert sorted(trial.number for trial in loop.trials) == list(range(len(loop.trials)))
+    assert loop.num_probed == 9
+
+
+def test_a_missing_baseline_is_probed_whatever_was_used_up(tmp_path: Path) -> None:
+    make_loop(tmp_path, FakeExecutor(wall=ROOMY), sampler="random").run(6, None)
+    left = [trial for trial in load_trials(RunFolder(tmp_path)) if trial.number != 0]
+    executor = FakeExecutor(wall=ROOMY)
+    loop = make_loop(tmp_path, executor, sampler="random", trials=left)
+    loop.run(len(left), time.monotonic() - 1.0)
+    assert [spec.probe_id.partition(".")[0] for spec in executor.submitted] == ["0000"]
+
+
 def test_folders_of_a_killed_run_are_kept(tmp_path: Path) -> None:
     left = RunFolder(tmp_path).probe_folder("0000")
     left.mkdir(parents=True)

@@ -9,7 +9,8 @@ import pytest
 from autotune.devices import host
 from autotune.errors import UsageError
 from autotune.testing.contexts import make_context, make_cpu, make_gpu, make_model, make_profile
-from autotune.testing.searches import make_fake_plan
+from autotune.testing.searches import make_answers, make_fake_plan
+from autotune.units import MIB
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +63,37 @@ def test_a_global_batch_beyond_the_data_is_told(tmp_path: Path) -> None:
 def test_a_seed_that_no_sampler_takes_is_refused_at_once(tmp_path: Path, seed: int) -> None:
     with pytest.raises(UsageError, match="seed"):
         make_fake_plan(tmp_path, seed=seed)
+
+
+@pytest.mark.parametrize("weights", [1, 10**9])
+def test_a_budget_below_the_imports_is_refused_before_the_data_is_read(
+    weights: int, tmp_path: Path
+) -> None:
+    context = make_context(model=make_model(num_parameters=weights))
+    answers = make_answers(context)
+    answers["describe"]["occupied_bytes"] = 500 * MIB
+    del answers["prepare"]
+    with pytest.raises(UsageError, match=r"below what PyTorch .* 0\.488 GiB") as caught:
+        make_fake_plan(tmp_path, answers=answers, memory_budget_bytes=50 * MIB)
+    assert "--memory-budget" in caught.value.hint
+
+
+def test_a_budget_must_hold_the_weights_beside_the_imports(tmp_path: Path) -> None:
+    context = make_context(model=make_model(num_parameters=400 * MIB))  # 200 MiB in 4 bits
+    answers = make_answers(context)
+    answers["describe"]["occupied_bytes"] = 500 * MIB
+    with pytest.raises(UsageError, match="below the weights") as caught:
+        make_fake_plan(tmp_path, answers=answers, memory_budget_bytes=600 * MIB)
+    assert "0.488 GiB" in caught.value.message
+    plan = make_fake_plan(tmp_path, answers=answers, memory_budget_bytes=701 * MIB)
+    assert plan.budget_bytes == 701 * MIB
+
+
+def test_an_architecture_that_trl_replaces_is_told(tmp_path: Path) -> None:
+    context = make_context(model=make_model(declared_architecture="LLaMAForCausalLM"))
+    notices = make_fake_plan(tmp_path, context=context).notices
+    assert any("LLaMAForCausalLM" in notice for notice in notices)
+    assert not any("architecture" in notice for notice in make_fake_plan(tmp_path / "2").notices)
 
 
 def test_flattening_is_refused_where_isolation_could_not_be_tested(tmp_path: Path) -> None:

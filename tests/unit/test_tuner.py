@@ -394,6 +394,20 @@ def test_a_journal_cut_off_by_a_crash_is_resumed(run: Path) -> None:
     assert len((run / "probes.jsonl").read_text().splitlines()) > lost - 1
 
 
+def test_a_baseline_that_the_journal_lost_is_probed_again(run: Path) -> None:
+    make_tuner(run).search(Budget(4))
+    journal = run / "probes.jsonl"
+    lines = journal.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if json.loads(line).get("trial", {}).get("number") != 0]
+    assert len(kept) < len(lines)
+    journal.write_text("".join(kept))
+    executor = make_executor()
+    report = make_tuner(run, executor, resume=True).search(Budget(5))
+    assert executor.submitted[0].probe_id.startswith("0000")
+    assert report.baseline is not None
+    assert [trial.number for trial in report.trials] == list(range(len(report.trials)))
+
+
 def test_a_study_cut_off_by_a_crash_is_resumed(run: Path) -> None:
     make_tuner(run).search(Budget(3))
     with (run / "study.journal").open("a") as file:

@@ -9,6 +9,7 @@ from autotune.space.context import Context
 from autotune.space.domains import Choice, IntRange, PowerOfTwo, Quantiles, Value
 from autotune.space.knob import Candidate, Knob, add, at_least
 from autotune.space.lengths import round_up_useful
+from autotune.space.packing import too_few_rows
 
 TRL_MAX_LENGTH = 1024
 TRL_BATCH_SIZE = 8
@@ -164,9 +165,8 @@ def _refuse_micro_batch(value: Value, candidate: Candidate, context: Context) ->
             f"micro-batches of {value}{processes} do not add up to the global batch of"
             f" {context.global_batch}"
         )
-    if value > context.data.num_rows:
-        return f"the data has only {context.data.num_rows} rows"
-    return None
+    length = int(candidate.get("max_length", TRL_MAX_LENGTH) or 0)
+    return too_few_rows(context.data, value, layout=layout_of(candidate), max_length=length)
 
 
 def _write_micro_batch(value: Value, candidate: Candidate, context: Context) -> dict[str, Any]:
@@ -273,6 +273,8 @@ MICRO_BATCH = add(
             "gradient_accumulation_steps",
             "auto_find_batch_size",
         ),
+        # Packing and cutting decide how many rows there are to form a micro-batch from.
+        depends_on=("batching", "max_length"),
         always=True,
         write=_write_micro_batch,
         refuse=_refuse_micro_batch,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import glob
 import json
 from pathlib import Path
 from typing import Any
@@ -180,3 +181,84 @@ def test_a_damaged_saved_data_set_is_an_error_of_ours(
 )
 def test_short_names(name: str, short: str) -> None:
     assert sources.short_name(name) == short
+
+
+@pytest.mark.parametrize("name", ["", " ", "\t"])
+def test_an_empty_name_is_not_the_current_folder(name: str) -> None:
+    for read in (model_keys, dataset_keys):
+        with pytest.raises(UsageError, match="empty") as caught:
+            read(name)
+        assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["./" + "x" * 5000, "~no-such-user-here/x"])
+def test_a_name_that_cannot_be_looked_up_is_an_error_of_ours(name: str) -> None:
+    for read in (model_keys, dataset_keys):
+        with pytest.raises(UsageError, match="cannot be looked up"):
+            read(name)
+
+
+def test_a_revision_of_a_local_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UsageError, match="--revision has no effect"):
+        model_keys(str(tmp_path), revision="main")
+
+
+def test_a_configuration_of_local_rows_is_refused(tmp_path: Path) -> None:
+    file, saved = tmp_path / "rows.json", tmp_path / "saved"
+    file.touch()
+    saved.mkdir()
+    (saved / "state.json").write_text('{"_data_files": []}')
+    for path in (file, saved):
+        with pytest.raises(UsageError, match="--dataset-config has no effect"):
+            dataset_keys(str(path), config_name="main")
+
+
+@pytest.mark.parametrize("name", ["a[1].jsonl", "a*.jsonl", "a?.jsonl"])
+def test_a_file_s_name_is_not_a_pattern(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.touch()
+    entry = dataset_keys(str(path))["datasets"][0]
+    assert glob.glob(entry["data_files"]) == [str(path)]
+
+
+@pytest.mark.parametrize("name", ["a[1]/x.jsonl", "a/x[1].jsonl", "a*/x.jsonl", "a/b?/x.jsonl"])
+def test_a_folder_that_reads_as_a_pattern_is_refused(name: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    path.parent.mkdir(parents=True)
+    path.touch()
+    with pytest.raises(UsageError, match="pattern"):
+        dataset_keys(str(tmp_path / name.partition("/")[0]))
+
+
+@pytest.mark.parametrize(
+    ("names", "kinds"),
+    [
+        (("a.parquet", "b.csv"), ("1 csv", "1 parquet")),
+        (("a.jsonl", "b.json", "deep/c.arrow"), ("1 arrow", "2 json")),
+        (("a.jsonl", "b.txt"), ("1 json", "1 text")),
+    ],
+)
+def test_a_folder_of_several_kinds_names_them(
+    names: tuple[str, ...], kinds: tuple[str, ...], tmp_path: Path
+) -> None:
+    (tmp_path / "deep").mkdir()
+    for name in names:
+        (tmp_path / name).touch()
+    with pytest.raises(UsageError, match="several kinds") as caught:
+        dataset_keys(str(tmp_path))
+    assert all(kind in caught.value.message for kind in kinds)
+
+
+def test_notes_and_hidden_files_are_no_second_kind(tmp_path: Path) -> None:
+    (tmp_path / ".cache").mkdir()
+    for name in ("a.parquet", "LICENSE.txt", "dataset_infos.json", ".cache/b.csv", "README.md"):
+        (tmp_path / name).touch()
+    assert dataset_keys(str(tmp_path))["dataset_name"] == str(tmp_path)
+
+
+def test_a_card_may_choose_among_kinds(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("---\nconfigs:\n- data_files: a.parquet\n---\n")
+    for name in ("a.parquet", "raw.csv"):
+        (tmp_path / name).touch()
+    assert dataset_keys(str(tmp_path))["dataset_name"] == str(tmp_path)

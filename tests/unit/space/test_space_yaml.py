@@ -255,3 +255,40 @@ def test_spaces_in_code_are_checked_too() -> None:
 def test_the_packaged_files_are_plain_yaml() -> None:
     for path in (Path(__file__).parents[3] / "search_spaces").glob("*.yaml"):
         assert yaml.safe_load(path.read_text())["schema"] == loader.SCHEMA
+
+
+def _laughs() -> str:
+    lines = ["fixed:", "  a0: &a0 [x, x, x, x, x, x, x, x, x]"]
+    lines += [f"  a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 12)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "named"),
+    [
+        (_laughs(), 9, "aliases"),
+        (f"fixed:\n  a: &a '{'x' * 100_000}'\n  b: [{', '.join(['*a'] * 1000)}]", 6, "aliases"),
+        (f"fixed: {{a: [{'x, ' * 60_000}]}}", 4, "more than 50,000 values"),
+        ("fixed:\n  a: " + "[" * 5000 + "]" * 5000, 5, "deep"),
+        ("fixed:\n  a: " + "{a: " * 3000 + "1" + "}" * 3000, 5, "deep"),
+        ("fixed:\n" + "".join(f"{' ' * n}a:\n" for n in range(1, 2000)), 36, "deep"),
+        ("fixed:\n  a:\n  " + "- " * 2000 + "x", 6, "deep"),
+    ],
+    ids=["laughs", "long text", "long list", "brackets", "braces", "indents", "dashes"],
+)
+def test_a_text_beyond_all_bounds_is_refused_at_once(text: str, line: int, named: str) -> None:
+    with pytest.raises(SpaceError, match=named) as caught:
+        loader.parse(HEAD + "knobs: {lora_r: [8]}\n" + text, "my.yaml")
+    assert caught.value.message.startswith(f"my.yaml, line {line}: ")
+    assert caught.value.hint
+
+
+def test_a_few_aliases_are_fine() -> None:
+    text = HEAD + "knobs:\n  lora_r: &two [8, 16]\nfixed:\n  a: &a [1, 2]\n  b: [*a, *a]\n"
+    assert loader.parse(text).fixed["b"] == [[1, 2], [1, 2]]
+
+
+def test_the_largest_list_that_a_knob_takes_is_within_bounds() -> None:
+    values = ", ".join(map(str, range(1, 10_001)))
+    text = HEAD + f"knobs:\n  max_length: [{values}]\n"
+    assert len(loader.parse(text).knobs[0].accepted.describe()) > 0

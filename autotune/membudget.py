@@ -1,0 +1,64 @@
+"""The memory that a candidate may take: how much it is, and whether anything fits in it at all."""
+
+from __future__ import annotations
+
+from autotune.errors import UsageError
+from autotune.space.context import Context, DeviceInfo
+from autotune.units import format_gib
+
+HEADROOM = 0.10
+"""Share of the free memory that the default budget leaves alone."""
+
+
+def decide(asked: int | None, device: DeviceInfo, kept: int | None) -> tuple[int, str, bool]:
+    """Return the budget in bytes, how it came about, and whether it limits allocations.
+
+    Args:
+        asked: Bytes that the user asked for; None for what is free.
+        device: What the probes run on.
+        kept: Budget of the search being resumed; None for a new one.
+    """
+    if asked is not None:
+        return asked, "--memory-budget", True
+    budget = kept or round(device.free_bytes * (1.0 - HEADROOM))
+    source = f"what {device.label} had free, less {HEADROOM:.0%}"
+    # On the host an unlimited probe could take the search and the machine down with it.
+    return budget, source, device.kind == "cpu"
+
+
+def check_occupied(budget: int, occupied: int) -> None:
+    """Refuse a budget that is used up before a model is loaded: every probe would fail alike.
+
+    Args:
+        budget: Bytes that a candidate may take.
+        occupied: Bytes that a worker takes with the training stack imported; 0 if not known.
+
+    Raises:
+        UsageError: Naming both figures.
+    """
+    if budget <= occupied:
+        raise UsageError(
+            f"a budget of {format_gib(budget)} is below what PyTorch and TRL take before a model "
+            f"is loaded: {format_gib(occupied)}.",
+            hint="Raise --memory-budget above that, and by what the model needs.",
+        )
+
+
+def check_weights(budget: int, occupied: int, context: Context) -> None:
+    """Refuse a budget that the weights alone exceed in the smallest form there is.
+
+    4-bit weights take half a byte; without bitsandbytes bfloat16 takes two.
+
+    Raises:
+        UsageError: Naming the figures.
+    """
+    per_parameter = 0.5 if "bitsandbytes" in context.packages else 2.0
+    least = round(context.model.num_parameters * per_parameter)
+    if budget < occupied + least:
+        beside = f", beside the {format_gib(occupied)} of PyTorch and TRL" if occupied else ""
+        raise UsageError(
+            f"a budget of {format_gib(budget)} is below the weights: "
+            f"{context.model.num_parameters:,} parameters take at least {format_gib(least)}"
+            f"{beside}.",
+            hint="Raise --memory-budget, or choose a smaller model.",
+        )
