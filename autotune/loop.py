@@ -118,7 +118,12 @@ class SearchLoop:
         few times; at most eight members, spread over the front, are confirmed.
         """
         for _ in range(CONFIRM_ROUNDS):
-            waiting = [trial for trial in self.finalists() if not trial.confirmed]
+            # A prediction repeated is the same prediction.
+            waiting = [
+                trial
+                for trial in self.finalists()
+                if not trial.confirmed and trial.source == "measured"
+            ]
             if not waiting:
                 return
             for trial in waiting:

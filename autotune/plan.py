@@ -50,6 +50,10 @@ class Request:
     def __post_init__(self) -> None:
         checks = [
             (self.weights in ("random", "real"), "weights must be 'random' or 'real'"),
+            (
+                self.weights == "random" or not self.device.startswith("virtual:"),
+                "a virtual card holds no data, so that weights can't be 'real'",
+            ),
             (0.0 <= self.min_coverage <= 1.0, "min_coverage must be from 0 to 1"),
             (self.global_batch is None or self.global_batch > 0, "global_batch must be positive"),
             (set(self.phases) <= {"eval", "save"}, "phases are 'eval' and 'save'"),

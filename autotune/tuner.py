@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from autotune import export, objectives
+from autotune.devices import host
 from autotune.errors import AutotuneError, JournalError, UsageError
 from autotune.executors.base import Executor
 from autotune.executors.subprocess import SubprocessExecutor
@@ -258,8 +259,11 @@ class Tuner:
         if self._executor is not None:
             yield self._executor
             return
+        device = self.request.device
+        # Predictions take a processor each and share nothing, so as many run as there are.
+        copies = host.usable_cpus() if device.startswith("virtual:") else 1
         executor = SubprocessExecutor(
-            devices=(self.request.device,),
+            devices=(device,) * copies,
             timeout_s=self.request.probe_timeout_s,
             log_folder=folder.work,
         )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from autotune.devices import host
-from autotune.devices.base import OomSignature, registry
+from autotune.devices.base import Measured, OomSignature, registry
 from autotune.errors import PrerequisiteError
 from autotune.probe.result import MemoryPeak
 from autotune.space.context import DeviceInfo
@@ -24,7 +24,7 @@ _OOM = (
 )
 
 
-class AcceleratorDevice:
+class AcceleratorDevice(Measured):
     """A device with PyTorch's caching allocator: ``cuda:N`` or ``xpu:N``.
 
     ``used_bytes`` is what the card loses to this process: the allocator's reserved memory plus the
@@ -131,7 +131,7 @@ class AcceleratorDevice:
         self._overhead = max(self._overhead, total - free - reserved - (self._others or 0))
 
 
-class MpsDevice:
+class MpsDevice(Measured):
     """Apple's GPU, which shares the host's memory."""
 
     kind = "mps"

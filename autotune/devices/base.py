@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from autotune.errors import UnknownNameError, UsageError
 from autotune.probe.result import MemoryPeak
 from autotune.registry import Registry
 from autotune.space.context import DeviceInfo
+from autotune.virtual import cards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +29,15 @@ class OomSignature:
 
 
 class DeviceBackend(Protocol):
-    """Memory and clock edges of one device, from inside the probe process."""
+    """Memory and clock edges of one device, from inside the probe process.
+
+    Attributes:
+        kind: Name of the backend.
+        source: ``measured``, or ``predicted`` where nothing real is read.
+    """
 
     kind: str
+    source: str
 
     def describe(self) -> DeviceInfo:
         """Return name, memory and capabilities; may create a device context."""
@@ -43,6 +53,10 @@ class DeviceBackend(Protocol):
 
     def lift_limit(self) -> None:
         """Undo :meth:`limit_memory`, so that a failed probe can still report."""
+        ...
+
+    def clock(self) -> float:
+        """Return the time in seconds, from any start; differences are what counts."""
         ...
 
     def synchronize(self) -> None:
@@ -73,6 +87,32 @@ class DeviceBackend(Protocol):
         """Return how this device's allocation failures look."""
         ...
 
+    def placed(self) -> AbstractContextManager[None]:
+        """Return the block within which a trainer is built and run."""
+        ...
+
+    def run_facts(self) -> Mapping[str, Any]:
+        """Return further facts of the finished run, by their names in a measurement."""
+        ...
+
+
+class Measured:
+    """What real devices share: the wall clock, and nothing to set up."""
+
+    source = "measured"
+
+    def clock(self) -> float:
+        """Return the wall clock, in seconds."""
+        return time.perf_counter()
+
+    def placed(self) -> AbstractContextManager[None]:
+        """Return a block that changes nothing."""
+        return nullcontext()
+
+    def run_facts(self) -> Mapping[str, Any]:
+        """Return nothing."""
+        return {}
+
 
 class DeviceFactory(Protocol):
     """Builds a backend for a resolved device name."""
@@ -82,7 +122,7 @@ class DeviceFactory(Protocol):
         ...
 
 
-BUILT_IN = ("cpu", "cuda", "mps", "xpu")
+BUILT_IN = ("cpu", "cuda", "mps", "virtual", "xpu")
 """Kinds of the built-in backends, which the search must know without importing PyTorch."""
 
 _INDEXED = ("cuda", "xpu")
@@ -90,7 +130,11 @@ _INDEXED = ("cuda", "xpu")
 registry: Registry[DeviceFactory] = Registry(
     "device",
     group="autotune.devices",
-    builtin=("autotune.devices.cpu", "autotune.devices.accelerators"),
+    builtin=(
+        "autotune.devices.cpu",
+        "autotune.devices.accelerators",
+        "autotune.devices.virtual",
+    ),
 )
 
 
@@ -100,8 +144,12 @@ def check_name(name: str) -> None:
     Raises:
         UnknownNameError: If no backend is known for its kind.
         UsageError: If its index is no number, or it takes none.
+        PrerequisiteError: If a virtual card's file is missing.
     """
     kind, colon, index = name.partition(":")
+    if kind == "virtual":
+        cards.find(index)
+        return
     known = {"auto", *BUILT_IN, *registry.declared()}
     if kind not in known:
         raise UnknownNameError("device", name, known)

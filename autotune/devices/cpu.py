@@ -7,7 +7,7 @@ import resource
 import torch
 
 from autotune.devices import host
-from autotune.devices.base import OomSignature, registry
+from autotune.devices.base import Measured, OomSignature, registry
 from autotune.probe.result import MemoryPeak
 from autotune.space.context import DeviceInfo
 
@@ -17,7 +17,7 @@ demo. With less slack a candidate that fits would run out of memory, and its ver
 proof against others; what goes over the budget within the slack is judged by its measured peak."""
 
 
-class CpuDevice:
+class CpuDevice(Measured):
     """Resident size of the process, with a real limit on its growth."""
 
     kind = "cpu"

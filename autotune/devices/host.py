@@ -117,6 +117,13 @@ def cpu_use() -> tuple[float, float] | None:
     return busy_s - own.user - own.system, busy_s + (idle + waiting) / ticks_per_s
 
 
+def usable_cpus() -> int:
+    """Return how many processors this process may use; at least 1."""
+    if hasattr(os, "sched_getaffinity"):
+        return max(len(os.sched_getaffinity(0)), 1)
+    return os.cpu_count() or 1
+
+
 def cpu_label() -> str:
     """Return the processor's name."""
     try:

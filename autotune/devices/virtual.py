@@ -1,39 +1,130 @@
-"""A card that is not there: ``virtual:rtx-4090``, ``virtual:24GiB`` or ``virtual:my-card.toml``."""
+"""A card that is not there: ``virtual:rtx-4090``, ``virtual:24GiB`` or ``virtual:my-card.toml``.
+
+Everything it reports is predicted: memory from the lifetimes of the run's tensors, replayed
+through a model of PyTorch's caching allocator; time from the card's roofline.
+"""
 
 from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from typing import Any
 
 from autotune.devices.base import OomSignature, registry
 from autotune.probe.result import MemoryPeak
 from autotune.space.context import DeviceInfo
-from autotune.virtual import device, state
-from autotune.virtual.session import Session
+from autotune.virtual import cards, device, placement, state
+from autotune.virtual.api import session_for
+from autotune.virtual.replay import Replay
+from autotune.virtual.summary import summarise
+
+TIMELINE_POINTS = 60
+"""Points of the timeline that a probe's result carries; ``autotune estimate`` draws more."""
 
 
 class VirtualDevice:
+    """One pretend card, active from its construction to the end of the process.
+
+    Args:
+        name: ``virtual:`` and a card, see :func:`autotune.virtual.cards.find`.
+
+    Raises:
+        UnknownNameError, UsageError, PrerequisiteError: If there is no such card, or the installed
+            PyTorch cannot have a pretend device.
+    """
+
     kind = "virtual"
     source = "predicted"
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self.card = cards.find(name.partition(":")[2])
         device.install()
-        self.session = Session(workspace_bytes=8519680, total_bytes=80 << 30)
-        state.activate(self.session)
+        self._session = session_for(self.card)
+        state.activate(self._session)
+        self._replay = Replay(
+            self._session.trace,
+            settings=_allocator_settings(),
+            limit_bytes=self.card.memory_bytes - self.card.context_bytes,
+        )
 
     def describe(self) -> DeviceInfo:
-        return DeviceInfo(name=self.name, kind="cuda", label="virtual", total_bytes=80<<30, free_bytes=80<<30, supports_bf16=True, capability=(8,0))
+        """Return the card's figures; rules see a CUDA device, since that is what it stands for."""
+        return DeviceInfo(
+            name=self.name,
+            kind="cuda",
+            label=f"{self.card.name} (virtual)",
+            total_bytes=self.card.memory_bytes,
+            free_bytes=self.card.memory_bytes,
+            supports_bf16=self.card.supports_bf16,
+            capability=self.card.capability,
+        )
 
-    def limit_memory(self, budget_bytes: int) -> None: pass
-    def lift_limit(self) -> None: pass
-    def synchronize(self) -> None: pass
+    def limit_memory(self, budget_bytes: int) -> None:
+        """Let the allocator reserve no more than the budget leaves beside the context."""
+        limit = min(budget_bytes, self.card.memory_bytes) - self.card.context_bytes
+        self._replay.limit(max(limit, 0))
+
+    def lift_limit(self) -> None:
+        """Do nothing: reporting needs no memory of the device."""
+
+    def clock(self) -> float:
+        """Return the predicted time that the run has taken on the card, in seconds."""
+        return sum(cost.seconds for cost in self._session.trace.costs.values())
+
+    def synchronize(self) -> None:
+        """Do nothing: what is predicted is done when the call returns."""
+
     def reset_peaks(self) -> None:
-        self.session.trace.reset_peak()
+        """Start a new phase."""
+        self._replay.advance()
+        self._replay.reset_peaks()
+        self._session.trace.reset_peak()
+        self._session.trace.mark("phase")
+
     def read_peaks(self) -> MemoryPeak:
-        t=self.session.trace
-        return MemoryPeak(allocated_bytes=t.peak_bytes, reserved_bytes=t.peak_bytes, used_bytes=t.peak_bytes, resident_bytes=t.host_peak_bytes)
-    def num_alloc_retries(self) -> int: return 0
-    def used_by_others_bytes(self) -> int | None: return None
-    def trainer_keys(self) -> dict[str, object]: return {}
-    def oom_signatures(self) -> tuple[OomSignature, ...]: return ()
+        """Return the peaks since :meth:`reset_peaks`; ``resident_bytes`` are those held on the host.
+
+        Raises:
+            OutOfMemory: If the allocator could not serve a request.
+        """
+        self._replay.advance()
+        return MemoryPeak(
+            allocated_bytes=self._replay.peak_allocated_bytes,
+            reserved_bytes=self._replay.peak_reserved_bytes,
+            used_bytes=self._replay.peak_reserved_bytes + self.card.context_bytes,
+            resident_bytes=self._session.trace.host_peak_bytes,
+        )
+
+    def num_alloc_retries(self) -> int:
+        """Return how often the allocator had to give back its cache."""
+        return self._replay.num_alloc_retries
+
+    def used_by_others_bytes(self) -> int | None:
+        """Return 0: nobody else uses a card that is not there."""
+        return 0
+
+    def trainer_keys(self) -> dict[str, object]:
+        """Return nothing: the card stands for an accelerator, the trainers' default."""
+        return {}
+
+    def oom_signatures(self) -> tuple[OomSignature, ...]:
+        """Return the modelled allocator's exception."""
+        return (OomSignature(type_name="autotune.virtual.allocator.OutOfMemory"),)
+
+    def placed(self) -> AbstractContextManager[None]:
+        """Return the block in which trainers choose this device."""
+        return placement.placed(self._session)
+
+    def run_facts(self) -> Mapping[str, Any]:
+        """Return what the peak is made of."""
+        return {"makeup": summarise(self._session.trace, max_points=TIMELINE_POINTS)}
+
+
+def _allocator_settings() -> str:
+    """Return PyTorch's allocator settings, as the environment has them."""
+    return os.environ.get("PYTORCH_ALLOC_CONF") or os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
 
 
 registry.register("virtual", VirtualDevice)

@@ -184,6 +184,9 @@ def _slot(device: int | str) -> Slot:
         # Which kind it is only a worker can tell; if it is CUDA, one card is enough.
         first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
         return Slot(AUTO, {"CUDA_VISIBLE_DEVICES": first})
+    if kind == "virtual":
+        # Libraries must not find a real card beside the pretended one.
+        return Slot(device, {"CUDA_VISIBLE_DEVICES": ""})
     if kind != "cuda":
         return Slot(device)
     if index and not index.isdigit():

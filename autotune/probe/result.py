@@ -159,6 +159,7 @@ class Measurement:
         num_trainable_parameters: Parameters that the optimizer updates.
         cpu_taken_by_others_ratio: Share (0 to 1) of the host's processor time that others used
             during the measured steps, time stolen by a hypervisor included; None if unknown.
+        makeup: What the peak is made of, see :mod:`autotune.virtual.summary`; None if measured.
     """
 
     source: str
@@ -174,6 +175,7 @@ class Measurement:
     device_used_by_others_bytes: int | None = None
     num_trainable_parameters: int | None = None
     cpu_taken_by_others_ratio: float | None = None
+    makeup: Mapping[str, Any] | None = None
 
     def fit_bytes(self, peak: MemoryPeak) -> int | None:
         """Return the bytes of ``peak`` that decide whether a run fits."""

@@ -38,6 +38,11 @@ class DeviceInfo:
     driver: str | None = None
     num_devices: int = 1
 
+    @property
+    def is_virtual(self) -> bool:
+        """Return whether results on it are predicted."""
+        return self.name.startswith("virtual:")
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return asdict(self)

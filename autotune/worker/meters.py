@@ -66,7 +66,7 @@ class StepRecorder:
         """Start the clock of the next step."""
         self._device.synchronize()
         self._micro_times_s = []
-        self._edge_s = time.perf_counter()
+        self._edge_s = self._device.clock()
 
     def end_micro_batch(self) -> None:
         """Note the wall time since the last edge as a micro-batch's."""
@@ -75,7 +75,9 @@ class StepRecorder:
     def end_step(self) -> None:
         """Note the rest of the step as the optimizer's and keep the step."""
         optimizer_time_s = self._lap()
-        self._cpu_uses.append(host.cpu_use())
+        # What else the host does can't delay a predicted step.
+        is_real = self._device.source == "measured"
+        self._cpu_uses.append(host.cpu_use() if is_real else None)
         totals = {"num_tokens": 0, "num_positions": 0, "num_loss_tokens": 0, "num_rows": 0}
         for _ in self._micro_times_s:
             for name, value in self._counts.popleft().items():
@@ -131,7 +133,7 @@ class StepRecorder:
                 f"the trainer ended after {len(self._steps)} steps, before a measured one"
             )
         return Measurement(
-            source="measured",
+            source=self._device.source,
             device_kind=self._device.kind,
             accumulation_steps=self._accumulation_steps,
             steps=measured,
@@ -154,7 +156,7 @@ class StepRecorder:
 
     def _lap(self) -> float:
         self._device.synchronize()
-        now = time.perf_counter()
+        now = self._device.clock()
         elapsed, self._edge_s = now - self._edge_s, now
         return elapsed
 

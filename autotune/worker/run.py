@@ -51,8 +51,10 @@ def _run(spec: ProbeSpec, asked_at: float) -> ProbeResult:
         if spec.memory_budget_bytes is not None:
             device.limit_memory(spec.memory_budget_bytes)
         facts = environment(device)
-        session = trainers.load(spec.trainer).build(spec, device)
-        session.run(recorder)
+        with device.placed():
+            session = trainers.load(spec.trainer).build(spec, device)
+            session.run(recorder)
+            recorder.describe_run(**device.run_facts())
         measurement = recorder.measurement()
         outcome = Outcome.OK
     except Exception as error:  # noqa: BLE001  the one place where every ending becomes a value

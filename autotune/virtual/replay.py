@@ -1,0 +1,72 @@
+"""A trace's allocations, replayed through the model of PyTorch's caching allocator."""
+
+from __future__ import annotations
+
+from autotune.virtual.allocator import CachingAllocator
+from autotune.virtual.allocator_settings import AllocatorSettings
+from autotune.virtual.trace import ALLOC, FREE, Trace
+
+
+class Replay:
+    """Follows a trace; may lag behind it and catch up.
+
+    Args:
+        trace: The events.
+        settings: As in ``PYTORCH_ALLOC_CONF``; empty for the defaults.
+        limit_bytes: What the allocator may reserve at most; None for no limit.
+
+    Raises:
+        UsageError: If a setting is unknown or wrong.
+    """
+
+    def __init__(self, trace: Trace, *, settings: str = "", limit_bytes: int | None) -> None:
+        self._trace = trace
+        self._settings = AllocatorSettings.parse(settings)
+        self._allocator = CachingAllocator(self._settings, limit_bytes)
+        self._next = 0
+
+    def limit(self, limit_bytes: int) -> None:
+        """Lower or raise the limit, before anything was allocated.
+
+        Raises:
+            ValueError: If events have been replayed already.
+        """
+        if self._next and self._allocator.peak_reserved_bytes:
+            raise ValueError("the limit must be set before anything is allocated")
+        self._allocator = CachingAllocator(self._settings, limit_bytes)
+
+    def advance(self) -> None:
+        """Replay the events that have come since the last call.
+
+        Raises:
+            OutOfMemory: If a request could not be served.
+        """
+        events, storages = self._trace.events, self._trace.storages
+        malloc, free = self._allocator.malloc, self._allocator.free
+        end = len(events)
+        while self._next < end:
+            action, number = events[self._next]
+            self._next += 1
+            if action == ALLOC:
+                malloc(number, storages[number].nbytes)
+            elif action == FREE:
+                free(number)
+
+    def reset_peaks(self) -> None:
+        """Start new peaks from what is in use now."""
+        self._allocator.reset_peaks()
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Return the most that was allocated, as ``torch.cuda.max_memory_allocated`` counts."""
+        return self._allocator.peak_allocated_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """Return the most that was reserved, as ``torch.cuda.max_memory_reserved`` counts."""
+        return self._allocator.peak_reserved_bytes
+
+    @property
+    def num_alloc_retries(self) -> int:
+        """Return how often the cache was given back to serve a request."""
+        return self._allocator.num_alloc_retries
