@@ -16,9 +16,16 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import JournalError, StudyMismatchError, UsageError
-from autotune.probe import journal
+from autotune.probe import journal, typed
 
 SCHEMA = 1
+
+_RUN_TYPES: dict[str, Any] = {
+    "identity": Mapping[str, Any] | None,
+    "run_id": str | None,
+    "budget_bytes": int | None,
+}
+"""What a resumed search takes from ``run.json``; the rest is for people."""
 
 
 class RunFolder:
@@ -140,19 +147,33 @@ class RunFolder:
         """Return what :meth:`write_run` recorded.
 
         Raises:
-            JournalError: If it cannot be read or is of a newer schema.
+            JournalError: If it cannot be read, holds something else or is of a newer schema.
         """
         try:
             data = json.loads(self.run_file.read_text())
-            schema = int(data["schema"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
+            raise self._unreadable(str(error)) from error
+        if not isinstance(data, dict):
+            raise self._unreadable("it holds no mapping")
+        if not typed.has_type(data.get("schema"), int):
+            raise self._unreadable("it does not say of which schema it is")
+        if data["schema"] > SCHEMA:
             raise JournalError(
-                f"{self.run_file} cannot be read: {error}.",
-                hint="Start a new search in another --run-dir; results stay under probes/.",
-            ) from error
-        if schema > SCHEMA:
-            raise JournalError(f"{self.run_file} was written by a newer version.", hint="Update.")
-        return data  # type: ignore[no-any-return]
+                f"{self.run_file} was written by a newer version (schema {data['schema']}).",
+                hint="Update autotune to go on with it.",
+            )
+        for name, kind in _RUN_TYPES.items():
+            if not typed.has_type(data.get(name), kind):
+                raise self._unreadable(f"its {name} is {data[name]!r}")
+        if (data.get("budget_bytes") or 1) < 1:
+            raise self._unreadable(f"its budget_bytes is {data['budget_bytes']!r}")
+        return data
+
+    def _unreadable(self, reason: str) -> JournalError:
+        return JournalError(
+            f"{self.run_file} cannot be read: {reason}.",
+            hint="Start a new search in another --run-dir; results stay under probes/.",
+        )
 
     def check_identity(self, identity: Mapping[str, Any]) -> None:
         """Check that a resumed search asks for the same thing.
@@ -162,11 +183,8 @@ class RunFolder:
             JournalError: If the folder does not say what it holds.
         """
         known = self.read_run().get("identity")
-        if not isinstance(known, dict):
-            raise JournalError(
-                f"{self.run_file} does not say what was searched.",
-                hint="Start a new search in another --run-dir; results stay under probes/.",
-            )
+        if known is None:
+            raise self._unreadable("it does not say what was searched")
         wanted = json.loads(json.dumps(dict(identity)))
         different = sorted(key for key in {*known, *wanted} if known.get(key) != wanted.get(key))
         if different:
@@ -182,9 +200,9 @@ class RunFolder:
         """Add a record to the journal."""
         journal.append(self.journal_file, kind, value)
 
-    def records(self) -> list[dict[str, Any]]:
-        """Return the journal's records."""
-        return journal.read(self.journal_file)
+    def records(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return the journal's records, each with its line."""
+        return journal.read_numbered(self.journal_file)
 
     def write_json(self, path: Path, value: object) -> None:
         """Write JSON so that ``path`` holds either the old or the whole new text.

@@ -22,7 +22,7 @@ from autotune.executors.subprocess import SubprocessExecutor
 from autotune.loop import SearchLoop
 from autotune.objectives import Constraint, Objective
 from autotune.plan import Plan, Request, make_plan, make_profile
-from autotune.probe import sources
+from autotune.probe import journal, sources
 from autotune.report import warnings as report_warnings
 from autotune.report.model import Report, probe_work_s
 from autotune.report.pareto import pareto_set
@@ -370,15 +370,15 @@ def load_trials(folder: RunFolder) -> list[Trial]:
         JournalError: If the journal is damaged.
     """
     trials: dict[int, Trial] = {}
-    for record in folder.records():
+    for line, record in folder.records():
         try:
             if record["kind"] == "trial":
                 trial = Trial.from_dict(record["trial"])
                 trials[trial.number] = trial
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise JournalError(
-                f"{folder.journal_file} holds a record that cannot be understood: {error!r}."
-            ) from error
+        except KeyError as error:
+            raise journal.damaged(folder.journal_file, line, f"{error} is missing") from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise journal.damaged(folder.journal_file, line, str(error)) from error
     return sorted(trials.values(), key=lambda trial: trial.number)
 
 

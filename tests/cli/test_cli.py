@@ -437,6 +437,45 @@ def test_a_report_that_cannot_be_read(content: str, cli: Callable[..., Done]) ->
     assert "Traceback" not in done.err
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": null}', '{"schema": 1}', "\0"])
+@pytest.mark.parametrize("command", ["report", "export"])
+def test_a_damaged_report_says_how_to_get_it_back(
+    command: str, content: str, found: Path, cli: Callable[..., Done]
+) -> None:
+    (found / "report.json").write_text(content)
+    done = cli(command, found)
+    assert done.code == 1
+    assert "damaged" in done.err
+    assert f"--run-dir {found} --resume" in done.err
+    # What the hint says is true.
+    assert cli(*SEARCH, "--trials", 8, "--run-dir", found, "--resume").code == 0
+    assert cli(command, found).code == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("wall_time_s", "long"),
+        ("budget_bytes", "lots"),
+        ("pareto_numbers", ["one"]),
+        ("device", []),
+        ("removed_values", [["a", "b", "c"]]),
+        ("global_batch", None),
+        ("notices", [1]),
+    ],
+)
+def test_a_value_of_a_wrong_type_in_a_report_is_named(
+    field: str, value: Any, found: Path, cli: Callable[..., Done]
+) -> None:
+    record = json.loads((found / "report.json").read_text())
+    (found / "report.json").write_text(json.dumps({**record, field: value}))
+    done = cli("report", found)
+    assert done.code == 1
+    assert "damaged" in done.err
+    assert "--resume" in done.err
+    assert "Traceback" not in done.err
+
+
 @pytest.mark.parametrize("pick", ["fastest", "leanest", "balanced", "0"])
 def test_a_pick_is_exported_to_stdout(pick: str, found: Path, cli: Callable[..., Done]) -> None:
     done = cli("export", found, "--pick", pick)

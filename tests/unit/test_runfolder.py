@@ -122,6 +122,30 @@ def test_a_run_file_that_cannot_be_read(content: str, folder: RunFolder) -> None
     assert "run.json" in caught.value.message
 
 
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"budget_bytes": "lots"},
+        {"budget_bytes": 1.5},
+        {"budget_bytes": True},
+        {"budget_bytes": -1},
+        {"budget_bytes": [1]},
+        {"run_id": 7},
+        {"identity": []},
+        {"identity": "x"},
+        {"schema": True},
+        {"schema": 1.5},
+    ],
+    ids=str,
+)
+def test_a_value_of_a_wrong_type_in_a_run_file_is_named(values: dict, folder: RunFolder) -> None:
+    record = {"schema": 1, "identity": IDENTITY, "run_id": "x", "budget_bytes": 1, **values}
+    folder.run_file.write_text(json.dumps(record))
+    with pytest.raises(JournalError, match=next(iter(values))) as caught:
+        folder.read_run()
+    assert "--run-dir" in caught.value.hint
+
+
 def test_a_run_file_without_identity_is_an_error_of_ours(folder: RunFolder) -> None:
     folder.run_file.write_text('{"schema": 1}')
     with pytest.raises(JournalError):
@@ -144,7 +168,7 @@ def test_json_is_written_as_a_whole(folder: RunFolder, monkeypatch: pytest.Monke
 
 def test_records(folder: RunFolder) -> None:
     folder.append("trial", {"number": 1})
-    assert folder.records() == [{"schema": 1, "kind": "trial", "number": 1}]
+    assert folder.records() == [(1, {"schema": 1, "kind": "trial", "number": 1})]
 
 
 def test_scratch_is_deleted_and_results_are_kept(folder: RunFolder) -> None:
