@@ -7,11 +7,12 @@ folder can be read after any crash, kill or full disk.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,18 @@ from autotune.errors import JournalError, StudyMismatchError, UsageError
 from autotune.probe import journal, typed
 
 SCHEMA = 1
+
+_WRONG_PLACE = (
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENOENT,
+)
+"""Errors of a name that cannot be a folder of the user's; others are the disk's."""
 
 _RUN_TYPES: dict[str, Any] = {
     "identity": Mapping[str, Any] | None,
@@ -82,9 +95,42 @@ class RunFolder:
 
         Raises:
             UsageError: If it holds a search and ``resume`` is false, holds none and it is true,
-                or is in use.
-            JournalError: If it cannot be written.
+                is in use, or cannot be such a folder.
+            JournalError: If it cannot be written, such as on a full disk.
         """
+        with self._explaining():
+            self._check_content(resume=resume)
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.work.mkdir(exist_ok=True)
+            self._take_lock()
+            # Optuna appends to such a line and cannot read the study any more.
+            journal.drop_torn_line(self.study_file)
+
+    def check(self, *, resume: bool) -> None:
+        """Look whether :meth:`start` would succeed, without making or locking anything.
+
+        Raises:
+            UsageError, JournalError: As :meth:`start` does.
+        """
+        with self._explaining():
+            self._check_content(resume=resume)
+            place = self.path
+            while not place.exists():
+                place = place.parent
+            if not place.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{place} is a file")
+            if not os.access(place, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, f"{place} may not be written")
+            if self._lock_file.exists():
+                descriptor = os.open(self._lock_file, os.O_RDONLY)
+                try:
+                    self._flock(descriptor)
+                finally:
+                    os.close(descriptor)
+
+    def _check_content(self, *, resume: bool) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "it is a file")
         if self.run_file.exists() and not resume:
             raise UsageError(
                 f"the run folder {self.path} holds a search already.",
@@ -95,7 +141,7 @@ class RunFolder:
                 f"there is no search to resume in {self.path}.",
                 hint="Leave --resume away to start one there.",
             )
-        if not resume and self.path.is_dir() and any(self.path.iterdir()):
+        if not resume and self.path.is_dir():
             # A search that ended before its first record leaves only its own scratch behind.
             strangers = {item.name for item in self.path.iterdir()} - {"work", ".lock"}
             if strangers:
@@ -103,29 +149,42 @@ class RunFolder:
                     f"the folder {self.path} is not empty and holds no search.",
                     hint="Choose another --run-dir; nothing there was touched.",
                 )
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Tell a folder that was named wrongly from a disk that fails."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.work.mkdir(exist_ok=True)
-            self._take_lock()
-            # Optuna appends to such a line and cannot read the study any more.
-            journal.drop_torn_line(self.study_file)
+            yield
         except OSError as error:
+            reason = error.strerror or str(error)
+            if error.errno in _WRONG_PLACE:
+                raise UsageError(
+                    f"{self.path} cannot be a run folder: {reason}.",
+                    hint="Choose another --run-dir: a folder, or a new name in one that you may "
+                    "write to.",
+                ) from error
             raise JournalError(
-                f"the run folder {self.path} cannot be written: {error.strerror or error}.",
-                hint="Choose another --run-dir, or free space.",
+                f"the run folder {self.path} cannot be written: {reason}.",
+                hint="Free space, or choose another --run-dir, and give the same command again.",
             ) from error
 
     def _take_lock(self) -> None:
         descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o644)
         try:
+            self._flock(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._lock = descriptor
+
+    def _flock(self, descriptor: int) -> None:
+        try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(descriptor)
             raise UsageError(
                 f"another search is writing to {self.path}.",
                 hint="Wait for it, or choose another --run-dir.",
             ) from None
-        self._lock = descriptor
 
     def release(self) -> None:
         """Give up the lock; safe to call twice. A folder without a search is taken away again."""
@@ -133,6 +192,7 @@ class RunFolder:
             return
         if not self.run_file.exists():
             self.clear_work()
+            self.study_file.unlink(missing_ok=True)  # ours: there was none at the start
             self._lock_file.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # somebody else's files are in it
                 self.path.rmdir()
@@ -219,10 +279,11 @@ class RunFolder:
             os.replace(temporary, path)
         except OSError as error:
             temporary.unlink(missing_ok=True)
+            hint = "Free space on the disk and continue with --resume; finished probes are kept."
+            if not self.run_file.exists():  # --resume would find nothing
+                hint = "Free space on the disk and give the same command again."
             raise JournalError(
-                f"{path.name} cannot be written: {error.strerror or error}.",
-                hint="Free space on the disk and continue with --resume; finished probes are "
-                "kept.",
+                f"{path} cannot be written: {error.strerror or error}.", hint=hint
             ) from error
 
     def clear_work(self) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import hashlib
 import json
-import tempfile
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 from autotune import export, objectives
 from autotune.errors import AutotuneError, JournalError, UsageError
 from autotune.executors.base import Executor
+from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.loop import SearchLoop
 from autotune.objectives import Constraint, Objective
@@ -29,6 +29,7 @@ from autotune.report.pareto import pareto_set
 from autotune.report.trial import Trial
 from autotune.runfolder import RunFolder
 from autotune.search import samplers
+from autotune.search.storage import check_storage
 from autotune.search.study import Study
 from autotune.space.context import DataProfile
 from autotune.space.space import SearchSpace
@@ -149,14 +150,32 @@ class Tuner:
         """Return the report so far; None before the search has a plan."""
         return self._report
 
-    def plan(self) -> Plan:
+    def plan(self, *, check: bool = False) -> Plan:
         """Gather the facts and resolve the space without probing or recording anything.
+
+        Args:
+            check: Whether to look as well if :meth:`search` could write to the run folder and
+                the study, and go on with the search that it is to resume.
 
         Raises:
             AutotuneError: If model, data, device, space or pins cannot be used.
         """
+        if not check:
+            with self._scratch() as (folder, executor):
+                return make_plan(self.request, folder, executor)
+        self.folder.check(resume=self._resume)
+        if self._storage is not None:
+            check_storage(self._storage)
+        earlier = self.folder.read_run() if self._resume else {}
+        budget = earlier.get("budget_bytes")
         with self._scratch() as (folder, executor):
-            return make_plan(self.request, folder, executor)
+            plan = make_plan(self.request, folder, executor, budget_bytes=budget)
+        if self._resume:
+            self.folder.check_identity(plan.identity())
+            load_trials(self.folder)
+            if self._storage is None:
+                check_storage(str(self.folder.study_file))
+        return plan
 
     def profile(self) -> DataProfile:
         """Return the token lengths of the data, as TRL tokenises it; nothing else is looked at.
@@ -169,8 +188,8 @@ class Tuner:
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[tuple[RunFolder, Executor]]:
-        with tempfile.TemporaryDirectory(prefix="autotune-") as name:
-            folder = RunFolder(name)
+        with temporary_folder("autotune-") as path:
+            folder = RunFolder(path)
             folder.work.mkdir()
             with self._open_executor(folder) as executor:
                 yield folder, executor

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
@@ -102,6 +105,43 @@ def size(text: str | None, option: str) -> int | None:
 def duration_s(text: str | None, option: str) -> float | None:
     """Return seconds for an option such as ``--time-budget 30m``."""
     return parsed(units.parse_duration_s, text, option)
+
+
+def check_file(path: Path, option: str) -> None:
+    """Refuse a file that could not be written, before any work is done for it.
+
+    A missing folder is not made: more often than not its name is a slip.
+
+    Raises:
+        UsageError: If it is a folder, or its own folder is missing or may not be written.
+    """
+    if path.is_dir():
+        raise UsageError(f"{option}: {path} is a folder.", hint="Give the name of a file.")
+    if not path.parent.is_dir():
+        raise UsageError(
+            f"{option}: there is no folder {path.parent}.",
+            hint=f"Make it first, or give another name: mkdir -p {shlex.quote(str(path.parent))}",
+        )
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{option}: {path} may not be written.", hint="Give another name.")
+
+
+def make_folder(path: Path, option: str) -> None:
+    """Make a folder, with those above it, unless it is there and can be written.
+
+    Raises:
+        UsageError: If it cannot be made or may not be written.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        reason = "it is a file" if error.errno == errno.EEXIST else error.strerror or str(error)
+        raise UsageError(
+            f"{option}: {path} cannot be used as a folder: {reason}.",
+            hint="Name a folder that you may write to, or a new one.",
+        ) from error
 
 
 def pins(pairs: Sequence[str]) -> dict[str, Any]:

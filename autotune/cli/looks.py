@@ -39,6 +39,9 @@ def lengths(
     from autotune.report import lengths as view
     from autotune.tuner import Tuner
 
+    if plot is not None:
+        common.check_file(plot, "--plot")
+        view.check_plot(plot)
     tuner = Tuner(
         model,
         dataset,

@@ -53,14 +53,14 @@ def export(
     """Write one configuration as the YAML that `trl` reads."""
     from autotune.probe import trl_yaml
 
+    if output is not None:
+        common.check_file(output, "--output")
     trial = load_report(run).pick(pick)
     if not trial.feasible:
         common.say(f"warning: trial {trial.number} ended {trial.outcome.value} or over a limit")
     if output is None:
         print(trl_yaml.render(trial.config, trial.header(), file_name="config.yaml"), end="")
         return 0
-    if output.is_dir():
-        raise UsageError(f"{output} is a folder.", hint="Give the name of a file.")
     trial.export(output)
     common.say(f"wrote {output}")
     return 0

@@ -120,8 +120,10 @@ def demo(
     """Search a tiny model on a small chat data set, both made here: no network, no GPU."""
     from autotune.devices import host
     from autotune.executors.subprocess import SubprocessExecutor
+    from autotune.runfolder import RunFolder
 
-    folder.mkdir(parents=True, exist_ok=True)
+    common.make_folder(folder, "--folder")
+    RunFolder(folder / "run").check(resume=resume)  # before the minutes that the worker takes
     common.say(f"making a tiny model and a small chat data set in {folder}")
     executor = SubprocessExecutor(devices=("cpu",))
     try:
@@ -194,7 +196,7 @@ def _dry_run(
 
     if trials is None and limit_s is None:
         trials = DEFAULT_TRIALS
-    plan = Tuner(model, dataset, **settings).plan()
+    plan = Tuner(model, dataset, **settings).plan(check=True)
     facts = planned(plan, Budget(trials, limit_s))
     if as_json:
         common.show_json(facts)

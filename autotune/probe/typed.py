@@ -24,7 +24,8 @@ def check(record: Any, where: str = "") -> None:
     Raises:
         TypeError: Naming the first field of another type.
     """
-    hints = _hints(type(record))
+    kind: Any = type(record)
+    hints = _hints(kind)
     for item in fields(record):
         name = f"{where}.{item.name}" if where else item.name
         _check(getattr(record, item.name), hints[item.name], name)

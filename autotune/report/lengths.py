@@ -193,6 +193,27 @@ def histogram(profile: DataProfile, *, bar_width: int = BAR_WIDTH) -> str:
     return "\n".join(lines)
 
 
+def check_plot(path: Path) -> Any:
+    """Return matplotlib's module of figures, if a plot can be written under that name.
+
+    Raises:
+        UsageError: If the suffix is neither .png nor .svg.
+        PrerequisiteError: If matplotlib is missing.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(
+            f"a plot cannot be written as {path.name!r}.",
+            hint=f"End the name in {' or '.join(SUFFIXES)}.",
+        )
+    try:
+        return import_module("matplotlib.figure")
+    except ImportError as error:
+        raise PrerequisiteError(
+            "drawing needs matplotlib, which is not installed.",
+            hint="Install it with: pip install 'trl-autotune[plot]'",
+        ) from error
+
+
 def plot(profile: DataProfile, path: str | Path) -> Path:
     """Draw the lengths and what is kept at each ``max_length``, and return the path.
 
@@ -205,18 +226,7 @@ def plot(profile: DataProfile, path: str | Path) -> Path:
         PrerequisiteError: If matplotlib is missing.
     """
     target = Path(path)
-    if target.suffix.lower() not in SUFFIXES:
-        raise UsageError(
-            f"a plot cannot be written as {target.name!r}.",
-            hint=f"End the name in {' or '.join(SUFFIXES)}.",
-        )
-    try:
-        figure_module = import_module("matplotlib.figure")
-    except ImportError as error:
-        raise PrerequisiteError(
-            "drawing needs matplotlib, which is not installed.",
-            hint="Install it with: pip install 'trl-autotune[plot]'",
-        ) from error
+    figure_module = check_plot(target)
     # A Figure of its own, not pyplot: no display is needed and no global state is touched.
     figure = figure_module.Figure(figsize=(9, 4.5), layout="constrained")
     rows_axes, kept_axes = figure.subplots(1, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -243,6 +244,68 @@ def test_a_run_is_not_overwritten(found: Path, cli: Callable[..., Done]) -> None
     assert (found / "probes.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["file", "file/deep", "x" * 300, "file/../file"])
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_wrong_run_folder_is_exit_code_2(
+    name: str, dry: list[str], machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    Path("file").touch()
+    done = cli(*SEARCH, "--run-dir", name, *dry)
+    assert done.code == 2, done.err
+    assert "cannot be a run folder" in done.err
+    assert "--run-dir" in done.err
+    assert machine["made"] == []
+
+
+@pytest.mark.parametrize("name", ["file", "file/deep", "x" * 300])
+def test_a_wrong_folder_for_the_demo_is_exit_code_2(name: str, cli: Callable[..., Done]) -> None:
+    Path("file").touch()
+    done = cli("demo", "--folder", name)
+    assert done.code == 2, done.err
+    assert "--folder" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_the_demo_looks_at_its_run_folder_first(cli: Callable[..., Done]) -> None:
+    Path("mine/run").mkdir(parents=True)
+    Path("mine/run/run.json").write_text("{}")
+    done = cli("demo", "--folder", "mine")
+    assert done.code == 2
+    assert "--resume" in done.err
+    assert [path.name for path in Path("mine").iterdir()] == ["run"]
+
+
+def test_a_folder_that_may_not_be_written_is_exit_code_2(
+    machine: dict[str, Any], cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    for arguments in ((*SEARCH, "--run-dir", "here"), ("demo", "--folder", "here")):
+        done = cli(*arguments)
+        assert done.code == 2, done.err
+        assert "Permission denied" in done.err
+        assert "hint:" in done.err
+
+
+def test_a_disk_that_is_full_before_the_first_probe(
+    machine: dict[str, Any], cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        done = cli(*SEARCH, "--trials", 2, "--run-dir", "here")
+    assert done.code == 1
+    # There is no search to resume yet, and the folder is free to start one.
+    assert "--resume" not in done.err
+    assert "give the same command again" in done.err
+    assert not Path("here").exists()
+    assert cli(*SEARCH, "--trials", 2, "--run-dir", "here").code == 0
+
+
 def test_a_strangers_folder_is_left_alone(
     machine: dict[str, Any], cli: Callable[..., Done]
 ) -> None:
@@ -362,6 +425,69 @@ def test_a_dry_run_probes_and_writes_nothing(
     assert "at most" in done.out
     assert machine["made"][0].submitted == []
     assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--study", "nonsense://x"], "nonsense"),
+        (["--study", "nope/study.journal"], "no folder nope"),
+        (["--study", "sqlite:///nope/study.db"], "no folder nope"),
+        (["--study", "sqlite:///notes.txt"], "notes.txt"),
+        (["--study", "notes.txt"], "notes.txt"),
+        (["--study", "mysql+nodriver://host/x"], "mysql"),
+        (["--run-dir", "found"], "holds a search already"),
+        (["--run-dir", "notes.txt"], "cannot be a run folder"),
+        (["--run-dir", "strange"], "not empty"),
+        (["--run-dir", "nowhere", "--resume"], "no search to resume"),
+        (["--run-dir", "found", "--resume", "--global-batch", "32"], "belongs to another search"),
+    ],
+    ids=str,
+)
+def test_a_dry_run_checks_folder_and_study(
+    arguments: list[str], named: str, found: Path, cli: Callable[..., Done]
+) -> None:
+    Path("notes.txt").write_text("chapter 1\nchapter 2\n")
+    Path("strange").mkdir()
+    Path("strange/thesis.tex").touch()
+    before = sorted(str(path) for path in Path().rglob("*"))
+    done = cli(*SEARCH, "--dry-run", *arguments)
+    assert done.code in (1, 2), done.out  # 1: what is there is damaged
+    assert named in done.err
+    assert "Traceback" not in done.err
+    assert sorted(str(path) for path in Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize("study", ["new.journal", "sqlite:///new.db", "sqlite://"])
+def test_a_dry_run_makes_no_study(
+    study: str, machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    assert cli(*SEARCH, "--dry-run", "--study", study).code == 0
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("study", ["kept.journal", "sqlite:///kept.db"])
+def test_a_dry_run_leaves_a_study_as_it_is(
+    study: str, machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    assert cli(*SEARCH, "--trials", 2, "--run-dir", "one", "--study", study).code == 0
+    file = Path(study.removeprefix("sqlite:///"))
+    before = file.read_bytes()
+    done = cli(
+        *SEARCH, "--trials", 3, "--run-dir", "one", "--study", study, "--resume", "--dry-run"
+    )
+    assert done.code == 0, done.err
+    assert file.read_bytes() == before
+
+
+def test_a_dry_run_of_a_resumed_search(found: Path, cli: Callable[..., Done]) -> None:
+    before = {path: path.read_bytes() for path in found.rglob("*") if path.is_file()}
+    done = cli(*SEARCH, "--dry-run", "--run-dir", found, "--resume", "--json")
+    assert done.code == 0, done.err
+    assert done.json["budget_bytes"] == Report.load(found / "report.json").budget_bytes
+    assert {path: path.read_bytes() for path in found.rglob("*") if path.is_file()} == before
+    (found / "probes.jsonl").write_text("nonsense\n" * 2)
+    assert "line 1 is damaged" in cli(*SEARCH, "--dry-run", "--run-dir", found, "--resume").err
 
 
 def test_a_dry_run_as_json(machine: dict[str, Any], cli: Callable[..., Done]) -> None:
@@ -486,12 +612,43 @@ def test_a_pick_is_exported_to_stdout(pick: str, found: Path, cli: Callable[...,
 
 
 def test_a_pick_is_exported_to_a_file(found: Path, cli: Callable[..., Done]) -> None:
+    Path("deep").mkdir()
     done = cli("export", found, "-o", "deep/sft.yaml")
     assert done.code == 0
     assert done.out == ""
     assert "deep/sft.yaml" in done.err
     report = Report.load(found / "report.json")
     assert yaml.safe_load(Path("deep/sft.yaml").read_text()) == report.pick("balanced").config
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("export", "found", "-o", "nope/deep/x.yaml"),
+        ("export", "found", "-o", "file/x.yaml"),
+        ("export", "found", "-o", "folder"),
+        ("lengths", "some/model", "some/rows", "--plot", "nope/deep/x.png"),
+        ("lengths", "some/model", "some/rows", "--plot", "folder"),
+        ("lengths", "some/model", "some/rows", "--plot", "x.gif"),
+        (*SEARCH, "--trials", "2", "--study", "nope/deep/study.journal"),
+        (*SEARCH, "--trials", "2", "--study", "folder"),
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_cannot_be_written_is_refused_and_no_folder_made(
+    arguments: tuple[str, ...], found: Path, machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    Path("folder").mkdir()
+    Path("file").touch()
+    asked = len(machine["made"])
+    done = cli(*arguments)
+    assert done.code == 2, done.err
+    assert "hint:" in done.err
+    assert not Path("nope").exists()
+    # Nobody waits for work whose result could not be kept.
+    assert not [spec for made in machine["made"][asked:] for spec in made.submitted]
+    if arguments[0] == "lengths":
+        assert len(machine["made"]) == asked
 
 
 def test_export_needs_a_file_and_a_known_pick(found: Path, cli: Callable[..., Done]) -> None:

@@ -55,7 +55,7 @@ def test_a_strangers_folder_is_left_alone(tmp_path: Path) -> None:
 def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("file", "file/deep"):
-        with pytest.raises((UsageError, JournalError)):
+        with pytest.raises(UsageError, match="cannot be a run folder"):
             RunFolder(tmp_path / name).start(resume=False)
 
 
@@ -166,6 +166,37 @@ def test_json_is_written_as_a_whole(folder: RunFolder, monkeypatch: pytest.Monke
     assert not list(folder.path.glob(".x.json*"))
 
 
+def test_what_to_do_about_a_full_disk_depends_on_what_was_recorded(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(JournalError) as caught:
+            folder.write_json(folder.work / "prepared.json", {})
+    assert "same command again" in caught.value.hint
+    assert "--resume" not in caught.value.hint
+    folder.write_run(IDENTITY, {})
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(JournalError) as caught:
+        folder.write_json(folder.work / "prepared.json", {})
+    assert "--resume" in caught.value.hint
+
+
+def test_looking_at_a_folder_leaves_no_trace(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "deep" / "run").check(resume=False)
+    assert list(tmp_path.iterdir()) == []
+    busy = RunFolder(tmp_path / "busy")
+    busy.start(resume=False)
+    busy.write_run(IDENTITY, {})
+    with pytest.raises(UsageError, match="another search is writing"):
+        RunFolder(busy.path).check(resume=True)
+    busy.release()
+    RunFolder(busy.path).check(resume=True)
+
+
 def test_records(folder: RunFolder) -> None:
     folder.append("trial", {"number": 1})
     assert folder.records() == [(1, {"schema": 1, "kind": "trial", "number": 1})]
@@ -184,7 +215,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root writes everywhere")
     tmp_path.chmod(0o500)
-    with pytest.raises(JournalError):
+    with pytest.raises(UsageError):
         RunFolder(tmp_path / "x").start(resume=False)
 
 
