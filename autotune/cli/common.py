@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
+import importlib
 import json
 import os
 import shlex
@@ -15,12 +17,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from autotune import units
+from autotune.cli import interrupts, streams
 from autotune.errors import AutotuneError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-INTERRUPTED = 130
+INTERRUPTED = interrupts.INTERRUPTED
+READER_GONE = 128 + 13
+"""What a shell says of a program that ended for want of a reader, by SIGPIPE."""
 
 T = TypeVar("T")
 
@@ -28,40 +33,55 @@ T = TypeVar("T")
 def guarded(app: typer.Typer, arguments: Sequence[str] | None) -> int:
     """Run ``app`` and return its exit code; every expected failure is one clear message."""
     try:
-        app(args=list(arguments) if arguments is not None else None)
-    except SystemExit as ending:
-        return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+        with streams.guarded():
+            return _run(app, arguments)
+    except streams.ReaderGoneError:
+        return READER_GONE
     except AutotuneError as error:
         say(f"error: {error.message}")
         if error.hint:
             say(f"  hint: {error.hint}")
         return error.exit_code
+
+
+def _run(app: typer.Typer, arguments: Sequence[str] | None) -> int:
+    try:
+        app(args=list(arguments) if arguments is not None else None)
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     return 0
 
 
-def command(app: typer.Typer, function: Callable[..., int]) -> None:
-    """Add ``function`` to ``app``; what it returns is the exit code."""
+def command(
+    app: typer.Typer, function: Callable[..., int], *, imports: Sequence[str] = ()
+) -> None:
+    """Add ``function`` to ``app``; what it returns is the exit code.
+
+    Args:
+        app: Where to add it.
+        function: The command.
+        imports: Modules to import while a signal still ends the program at once.
+    """
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
+        for name in imports:
+            importlib.import_module(name)
         try:
+            interrupts.end_in_order()
             code = function(*args, **kwargs)
-            sys.stdout.flush()
         except KeyboardInterrupt:
             say("interrupted")
             code = INTERRUPTED
-        except BrokenPipeError:
-            # The reader of our output went away, as `head` does.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = 0
         raise typer.Exit(code)
 
     app.command()(run)
 
 
 def say(text: str) -> None:
-    """Write a line for people to standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """Write a line for people to standard error, if it can be written."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def show_json(value: object) -> None:

@@ -12,9 +12,9 @@ from autotune.cli import common
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    common.command(app, lengths)
-    common.command(app, spaces)
-    common.command(app, doctor)
+    common.command(app, lengths, imports=("autotune.tuner", "autotune.report.lengths"))
+    common.command(app, spaces, imports=("autotune.space.space",))
+    common.command(app, doctor, imports=("autotune.doctor",))
 
 
 def lengths(

@@ -18,9 +18,9 @@ Run = Annotated[Path, typer.Argument(help="Run folder, or its report.json.")]
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    common.command(app, report)
-    common.command(app, export)
-    common.command(app, verify)
+    common.command(app, report, imports=("autotune.report.terminal",))
+    common.command(app, export, imports=("autotune.report.model",))
+    common.command(app, verify, imports=("autotune.verify",))
 
 
 def report(

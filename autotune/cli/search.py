@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from autotune.cli import common
+from autotune.cli import common, interrupts
 from autotune.errors import UnknownNameError, UsageError
 
 Pin = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VALUE", help="Fix a knob.")]
@@ -19,8 +17,9 @@ Pin = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VALUE", he
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    common.command(app, search)
-    common.command(app, demo)
+    imports = ("autotune.tuner", "autotune.cli.progress", "autotune.report.terminal")
+    common.command(app, search, imports=imports)
+    common.command(app, demo, imports=imports)
 
 
 def search(
@@ -164,7 +163,7 @@ def _search(
 
     if trials is None and limit_s is None:
         trials = DEFAULT_TRIALS
-    _die_on_second_interrupt()
+    interrupts.end_in_order("\ninterrupted: ending the running probe; once more to leave at once")
     progress = Progress(common.stderr_console())
     tuner = Tuner(model, dataset, listener=progress, command=_command_line(), **settings)
     with progress:
@@ -231,20 +230,3 @@ def _resume_command(folder: Path) -> str:
     if "demo" not in words and not any(word.startswith("--run-dir") for word in words):
         words += ["--run-dir", str(folder)]
     return shlex.join(words)
-
-
-def _die_on_second_interrupt() -> None:
-    """Let the first Ctrl-C end the search in order, and the second one at once."""
-    count = 0
-
-    def handle(signum: int, frame: object) -> None:
-        nonlocal count
-        count += 1
-        if count > 1:
-            os._exit(common.INTERRUPTED)
-        common.say("\ninterrupted: ending the running probe; once more to leave at once")
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, handle)
-    # A scheduler's polite end is treated like the user's.
-    signal.signal(signal.SIGTERM, handle)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -843,12 +845,32 @@ def test_the_module_and_the_script_are_the_same(found: Path) -> None:
     assert run_python("-m", "autotune", "report", "nowhere").returncode == 2
 
 
-@pytest.mark.parametrize("buffering", [[], ["-u"]])
-def test_a_reader_that_goes_away_is_no_error(buffering: list[str]) -> None:
+AUTOTUNE = (sys.executable, "-m", "autotune")
+EVERY_OUTPUT = pytest.mark.parametrize(
+    "arguments",
+    [
+        ("report", "found"),
+        ("report", "found", "--json"),
+        ("export", "found"),
+        ("spaces", "sft"),
+        ("spaces", "--json"),
+        ("--help",),
+        ("report", "--help"),
+        ("--version",),
+    ],
+    ids=" ".join,
+)
+
+
+@EVERY_OUTPUT
+@pytest.mark.parametrize("buffering", [[], ["-u"]], ids=["buffered", "unbuffered"])
+def test_a_reader_that_goes_away_is_no_error(
+    buffering: list[str], arguments: tuple[str, ...], found: Path
+) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, *buffering, "-m", "autotune", "spaces", "sft"],
+        [sys.executable, *buffering, "-m", "autotune", *arguments],
         stdout=writing,
         stderr=subprocess.PIPE,
         text=True,
@@ -856,4 +878,123 @@ def test_a_reader_that_goes_away_is_no_error(buffering: list[str]) -> None:
         check=False,
     )
     os.close(writing)
-    assert (done.returncode, done.stderr) == (0, "")
+    # What a shell reports of `cat` or `grep` in the same place.
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@EVERY_OUTPUT
+@pytest.mark.parametrize("buffering", [[], ["-u"]], ids=["buffered", "unbuffered"])
+def test_a_full_disk_behind_standard_output(
+    buffering: list[str], arguments: tuple[str, ...], found: Path
+) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, *buffering, "-m", "autotune", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1, done.stderr
+    first, second = done.stderr.splitlines()
+    assert first == "error: standard output cannot be written: No space left on device."
+    assert "hint:" in second
+
+
+@EVERY_OUTPUT
+@pytest.mark.parametrize("closed", [">&-", ">&- 0<&-"])
+def test_a_closed_standard_output(closed: str, arguments: tuple[str, ...], found: Path) -> None:
+    done = in_a_shell(f"{shlex.join([*AUTOTUNE, *arguments])} {closed}")
+    assert done.returncode == 2
+    first, second = done.stderr.splitlines()
+    assert first == "error: standard output is closed, so that the result would be lost."
+    assert "/dev/null" in second
+
+
+@pytest.mark.parametrize("lost", ["2>&-", "2>/dev/full"])
+@pytest.mark.parametrize("arguments", [("report", "found"), ("export", "nowhere")])
+def test_messages_that_cannot_be_written_change_nothing(
+    lost: str, arguments: tuple[str, ...], found: Path
+) -> None:
+    words = shlex.join([*AUTOTUNE, *arguments])
+    wanted, done = in_a_shell(words), in_a_shell(f"{words} {lost}")
+    assert (done.returncode, done.stdout) == (wanted.returncode, wanted.stdout)
+    assert done.stderr == ""
+
+
+def in_a_shell(line: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+SLOW_IMPORT = """
+import os, signal, sys
+from autotune.cli import main
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.{signal})
+            raise ImportError("turned into another error")
+
+sys.meta_path.insert(0, Finder())
+main.run({arguments!r})
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("typer", ["report", "nowhere"]),
+        ("autotune.cli.search", ["search", "a/b", "c/d"]),
+        ("optuna", ["search", "a/b", "c/d"]),
+        ("rich.console", ["report", "nowhere"]),
+        ("autotune.doctor", ["doctor"]),
+    ],
+)
+def test_a_signal_while_importing_is_130(number: str, module: str, arguments: list[str]) -> None:
+    script = SLOW_IMPORT.format(module=module, signal=number, arguments=arguments)
+    done = run_python("-c", script)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_first_moments_of_a_search(number: signal.Signals) -> None:
+    Path("model").mkdir()
+    Path("rows.jsonl").write_text('{"text": "a"}\n')
+    process = subprocess.Popen(
+        [*AUTOTUNE, "search", "model", "rows.jsonl", "--run-dir", "here"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 30
+    status = Path(f"/proc/{process.pid}/status")
+    while time.monotonic() < deadline:
+        (caught,) = [line for line in status.read_text().splitlines() if "SigCgt" in line]
+        mask = int(caught.split()[1], 16)
+        # Python itself handles SIGINT; ours is there as soon as SIGTERM is caught as well.
+        if mask & (1 << (signal.SIGTERM - 1)):
+            break
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert not Path("here").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("serch", "search"), ("reportt", "report"), ("lenghts", "lengths"), ("doctro", "doctor")],
+)
+def test_a_mistyped_command_is_met_with_the_nearest(
+    typed: str, meant: str, cli: Callable[..., Done]
+) -> None:
+    done = cli(typed)
+    assert done.code == 2
+    assert f"Did you mean '{meant}'" in done.err
