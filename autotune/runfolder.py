@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.differences import differences
 from autotune.errors import JournalError, StudyMismatchError, UsageError
 from autotune.probe import journal, typed
 
@@ -246,13 +247,10 @@ class RunFolder:
         if known is None:
             raise self._unreadable("it does not say what was searched")
         wanted = json.loads(json.dumps(dict(identity)))
-        different = sorted(key for key in {*known, *wanted} if known.get(key) != wanted.get(key))
-        if different:
-            named = "; ".join(
-                f"{key}: {known.get(key)!r} there, {wanted.get(key)!r} now" for key in different
-            )
+        found = differences(known, wanted)
+        if found:
             raise StudyMismatchError(
-                f"the run folder {self.path} belongs to another search ({named}).",
+                f"the run folder {self.path} belongs to another search ({'; '.join(found)}).",
                 hint="Use the same settings as before, or another --run-dir.",
             )
 

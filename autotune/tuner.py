@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import hashlib
 import json
+import shlex
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -149,6 +150,21 @@ class Tuner:
     def report(self) -> Report | None:
         """Return the report so far; None before the search has a plan."""
         return self._report
+
+    @property
+    def resume_command(self) -> str:
+        """Return the command line that goes on with this search; empty if none is known."""
+        try:
+            words = shlex.split(self._command)
+        except ValueError:  # not a command line, whatever a script has given
+            words = []
+        if not words:
+            return ""
+        if "--resume" not in words:
+            words.append("--resume")
+        if "demo" not in words and not any(word.startswith("--run-dir") for word in words):
+            words += ["--run-dir", str(self.folder.path)]
+        return shlex.join(words)
 
     def plan(self, *, check: bool = False) -> Plan:
         """Gather the facts and resolve the space without probing or recording anything.
@@ -370,7 +386,9 @@ class Tuner:
                 (f"{name}={value}", reason) for name, value, reason in plan.space.removed
             ),
             notices=plan.notices,
-            warnings=report_warnings.collect(loop.trials, pareto=numbers),
+            warnings=report_warnings.collect(
+                loop.trials, pareto=numbers, resume_with=self.resume_command
+            ),
             objectives=tuple(item.name for item in self._objectives),
             seed=plan.request.seed,
             sampler=sampler,

@@ -173,7 +173,7 @@ def _search(
     else:
         terminal.render(report, common.stdout_console())
     if report.interrupted:
-        common.say(f"interrupted; continue with: {_resume_command(tuner.folder.path)}")
+        common.say(f"interrupted; continue with: {tuner.resume_command}")
         return common.INTERRUPTED
     report.pick("balanced")  # NoFeasibleConfigError says what came closest
     common.say(f"run folder: {tuner.folder.path}")
@@ -204,14 +204,10 @@ def _dry_run(
     return 0
 
 
-def _words() -> list[str]:
+def _command_line() -> str:
     """Return the command line as typed; ``python -m autotune`` by its short name."""
     name = Path(sys.argv[0]).name
-    return ["autotune" if name == "__main__.py" else name, *sys.argv[1:]]
-
-
-def _command_line() -> str:
-    return shlex.join(_words())
+    return shlex.join(["autotune" if name == "__main__.py" else name, *sys.argv[1:]])
 
 
 def _check_trainer(name: str) -> None:
@@ -221,12 +217,3 @@ def _check_trainer(name: str) -> None:
     known = {SearchSpace.load(space).trainer for space in SearchSpace.available()}
     if name not in known and ":" not in name:
         raise UnknownNameError("trainer", name, known)
-
-
-def _resume_command(folder: Path) -> str:
-    words = _words()
-    if "--resume" not in words:
-        words.append("--resume")
-    if "demo" not in words and not any(word.startswith("--run-dir") for word in words):
-        words += ["--run-dir", str(folder)]
-    return shlex.join(words)

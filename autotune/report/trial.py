@@ -71,6 +71,15 @@ class Trial:
         return len(self.results)
 
     @property
+    def repeated(self) -> tuple[ProbeResult, ...]:
+        """Return the probes that said nothing about the candidate, so that others were run.
+
+        The last one, if it is the trial's own outcome, was not repeated any more.
+        """
+        found = [item for item in self.results if not item.outcome.is_verdict]
+        return tuple(found if self.outcome.is_verdict else found[:-1])
+
+    @property
     def confirmed(self) -> bool:
         """Whether at least two probes finished."""
         return len(self.measurements) >= NUM_CONFIRMED_PROBES

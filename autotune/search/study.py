@@ -15,6 +15,7 @@ from typing import Any, Literal
 import optuna
 from optuna.trial import TrialState
 
+from autotune.differences import differences
 from autotune.errors import StudyMismatchError
 from autotune.probe.result import Outcome
 from autotune.search import samplers
@@ -93,12 +94,12 @@ class Study:
         if known is None:
             self._study.set_user_attr("identity", dict(identity))
             return
-        different = sorted(key for key in identity if identity[key] != known.get(key))
-        if different:
+        found = differences(known, json.loads(json.dumps(dict(identity))))
+        if found:
             raise StudyMismatchError(
-                f"the study {self._study.study_name!r} belongs to another search: "
-                f"{', '.join(different)} differ.",
-                hint="Use another --study or --run-dir.",
+                f"the study {self._study.study_name!r} belongs to another search"
+                f" ({'; '.join(found)}).",
+                hint="Use the same settings as before, or another --study or --run-dir.",
             )
 
     @recording()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -321,7 +322,7 @@ def test_a_strangers_folder_is_left_alone(
 def test_a_resumed_run_must_be_the_same_search(found: Path, cli: Callable[..., Done]) -> None:
     done = cli(*SEARCH, "--run-dir", found, "--resume", "--global-batch", 32)
     assert done.code == 2
-    assert "global_batch" in done.err
+    assert "--global-batch: 8 before, 32 now" in done.err
 
 
 @pytest.mark.parametrize(
@@ -790,6 +791,24 @@ def test_no_color_gives_plain_lines_on_a_terminal(
     assert done.code == 0
     assert "\x1b" not in done.out
     assert "\x1b" not in done.err
+
+
+def test_without_a_terminal_each_line_says_how_far_the_search_is(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    done = cli(*SEARCH, "--trials", 4, "--run-dir", "here")
+    places = re.findall(r"^\[(\d+) of (\d+), [\d.]+ m?s\] trial ", done.err, re.MULTILINE)
+    assert places == [(str(number), "4") for number in (1, 2, 3, 4)]
+    again = re.findall(r"^\[again (\d+), [\d.]+ m?s\] trial ", done.err, re.MULTILINE)
+    assert again == [str(number + 1) for number in range(len(again))] != []
+    # A small space ends before the trials that were asked for.
+    pins = ["--pin", "adaptation=full", "--pin", "checkpointing=none", "--pin", "batching=padded"]
+    done = cli(*SEARCH, "--trials", 99, "--run-dir", "small", *pins)
+    (size,) = set(re.findall(r"^\[\d+ of (\d+), ", done.err, re.MULTILINE))
+    assert int(size) < 20
+    # Where only the time ends it, the time is all there is to say.
+    done = cli("search", "some/model", "some/rows", "--time-budget", "1s", "--run-dir", "time")
+    assert re.search(r"^\[1, [\d.]+ m?s\] trial 0", done.err, re.MULTILINE)
 
 
 # --- real processes -----------------------------------------------------------------------------

@@ -103,13 +103,19 @@ def test_the_identity_is_compared_as_json(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"model": "b"}, {"phases": []}, {"pins": {"a": "1"}}, {"new": 1}]
+    ("change", "named"),
+    [
+        ({"model": "b"}, "the model: a before, b now"),
+        ({"phases": []}, "--phases: eval before, not given now"),
+        ({"pins": {"a": "1"}}, "--pin a: not given before, 1 now"),
+        ({"new": 1}, "new: not given before, 1 now"),
+    ],
 )
-def test_what_differs_is_named(change: dict, folder: RunFolder) -> None:
+def test_what_differs_is_named(change: dict, named: str, folder: RunFolder) -> None:
     folder.write_run(IDENTITY, {})
-    (name,) = change
-    with pytest.raises(StudyMismatchError, match=name):
+    with pytest.raises(StudyMismatchError) as caught:
         folder.check_identity({**IDENTITY, **change})
+    assert f"belongs to another search ({named})" in caught.value.message
 
 
 @pytest.mark.parametrize(

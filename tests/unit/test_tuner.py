@@ -297,13 +297,13 @@ def test_wall_time_adds_up(run: Path) -> None:
     ("change", "named"),
     [
         ({"model": "another/model"}, "model"),
-        ({"dataset": "other/rows"}, "dataset"),
+        ({"dataset": "other/rows"}, "the data set: some/rows before, other/rows now"),
         ({"split": "test"}, "split"),
         ({"space": "sft"}, "space"),
-        ({"pins": {"lora_r": "16"}}, "pins"),
-        ({"global_batch": 32}, "global_batch"),
-        ({"min_coverage": 0.7}, "min_coverage"),
-        ({"memory_budget_bytes": 10 * GIB}, "memory_budget_bytes"),
+        ({"pins": {"lora_r": "16"}}, "--pin lora_r: not given before, 16 now"),
+        ({"global_batch": 32}, "--global-batch: 8 before, 32 now"),
+        ({"min_coverage": 0.7}, "--min-coverage"),
+        ({"memory_budget_bytes": 10 * GIB}, "--memory-budget: not given before, 10.00 GiB"),
         ({"weights": "real"}, "weights"),
         ({"phases": ("eval",)}, "phases"),
     ],
@@ -322,7 +322,7 @@ def test_another_search_is_not_resumed(change: dict[str, Any], named: str, run: 
 def test_other_data_under_the_same_name_is_not_resumed(run: Path) -> None:
     make_tuner(run).search(Budget(2))
     context = make_context(lengths=(10, 20, 30))
-    with pytest.raises(StudyMismatchError, match="data_fingerprint"):
+    with pytest.raises(StudyMismatchError, match="the content of the data is another"):
         # Tokenised rows are deleted when a search is finished, so they are looked at again.
         make_tuner(run, make_executor(context), resume=True).search(Budget(4))
 
