@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -125,6 +126,19 @@ def size(text: str | None, option: str) -> int | None:
 def duration_s(text: str | None, option: str) -> float | None:
     """Return seconds for an option such as ``--time-budget 30m``."""
     return parsed(units.parse_duration_s, text, option)
+
+
+def program(name: str) -> str:
+    """Return how ``name`` can be typed here, if it came with the Python that runs us.
+
+    Without an activated environment the bare name would not be found.
+    """
+    if shutil.which(name) is not None:
+        return name
+    beside = Path(sys.executable).with_name(name)
+    if not beside.exists():
+        return name
+    return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
 
 
 def check_file(path: Path, option: str) -> None:

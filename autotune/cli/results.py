@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli import common
+from autotune.cli import common, options
 from autotune.errors import UsageError
 
 if TYPE_CHECKING:
     from autotune.report.model import Report
-
-Run = Annotated[Path, typer.Argument(help="Run folder, or its report.json.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -24,8 +22,8 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    run: Run,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    run: options.Run,
+    as_json: options.Json = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Add what was not searched, and why.")
     ] = False,
@@ -42,7 +40,7 @@ def report(
 
 
 def export(
-    run: Run,
+    run: options.Run,
     pick: Annotated[
         str, typer.Option(help="fastest, leanest, balanced, or a trial's number.")
     ] = "balanced",
@@ -70,7 +68,7 @@ def verify(
     source: Annotated[Path, typer.Argument(help="Run folder, or a YAML file for trl.")],
     steps: Annotated[int, typer.Option(help="Optimizer steps to run.", min=1)] = 3,
     timeout: Annotated[str, typer.Option(help="Limit of one run, as 10m.")] = "10m",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> int:
     """Run exported configurations for a few steps under the real `trl`, each in a new process."""
     from autotune.verify import verify_files

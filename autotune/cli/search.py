@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from autotune.cli import common, interrupts
+from autotune.cli import common, interrupts, options
 from autotune.errors import UnknownNameError, UsageError
 
 Pin = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VALUE", help="Fix a knob.")]
@@ -23,17 +23,12 @@ def register(app: typer.Typer) -> None:
 
 
 def search(
-    model: Annotated[str, typer.Argument(help="Hub id or local folder.")],
-    dataset: Annotated[str, typer.Argument(help="Hub id, data file or folder.")],
-    trainer: Annotated[str, typer.Option(help="TRL trainer.")] = "sft",
-    space: Annotated[
-        str | None, typer.Option(help="Search space: a name or a YAML file.  [default: TRAINER]")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda[:N], mps or xpu.")] = "auto",
-    memory_budget: Annotated[
-        str | None,
-        typer.Option(help="Peak memory to stay within, as 22GiB.  [default: free less 10 %]"),
-    ] = None,
+    model: options.Model,
+    dataset: options.Dataset,
+    trainer: options.Trainer = "sft",
+    space: options.Space = None,
+    device: options.Device = "auto",
+    memory_budget: options.MemoryBudget = None,
     trials: Annotated[
         int | None, typer.Option(help="Candidates to probe.  [default: 40]", min=1)
     ] = None,
@@ -49,13 +44,11 @@ def search(
     min_coverage: Annotated[
         float, typer.Option(help="Least share of loss tokens to train on.", min=0.0, max=1.0)
     ] = 0.0,
-    split: Annotated[str | None, typer.Option(help="Split to train on.  [default: train]")] = None,
-    dataset_config: Annotated[str | None, typer.Option(help="Data set configuration.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Model revision on the hub.")] = None,
+    split: options.Split = None,
+    dataset_config: options.DatasetConfig = None,
+    revision: options.Revision = None,
     weights: Annotated[str, typer.Option(help="random (no download) or real.")] = "random",
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the model repository's own code.")
-    ] = False,
+    trust_remote_code: options.TrustRemoteCode = False,
     measured_steps: Annotated[
         int, typer.Option(help="Optimizer steps that give the rate.", min=1)
     ] = 5,
@@ -63,7 +56,7 @@ def search(
         str, typer.Option(help="Further phases to measure: eval,save.", metavar="eval,save")
     ] = "",
     sampler: Annotated[str, typer.Option(help="auto, tpe, nsgaii, gp, random or grid.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
+    seed: options.Seed = 0,
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder of the run.  [default: runs/MODEL-TIME]")
     ] = None,
@@ -74,7 +67,7 @@ def search(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be searched, probe nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> int:
     """Search for the best memory configurations by short, real training runs."""
     settings: dict[str, Any] = {
@@ -111,10 +104,10 @@ def search(
 def demo(
     folder: Annotated[Path, typer.Option(help="Folder of model, data and run.")] = Path(".demo"),
     trials: Annotated[int, typer.Option(help="Candidates to probe.", min=1)] = 20,
-    memory_budget: Annotated[str | None, typer.Option(help="Peak memory to stay within.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
+    memory_budget: options.MemoryBudget = None,
+    seed: options.Seed = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the demo's run.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> int:
     """Search a tiny model on a small chat data set, both made here: no network, no GPU."""
     from autotune.devices import host
@@ -177,7 +170,8 @@ def _search(
         return common.INTERRUPTED
     report.pick("balanced")  # NoFeasibleConfigError says what came closest
     common.say(f"run folder: {tuner.folder.path}")
-    common.say(f"train with: trl {report.trainer} --config {tuner.folder.configs / 'best.yaml'}")
+    best = shlex.quote(str(tuner.folder.configs / "best.yaml"))
+    common.say(f"train with: {common.program('trl')} {report.trainer} --config {best}")
     return 0
 
 
@@ -205,9 +199,8 @@ def _dry_run(
 
 
 def _command_line() -> str:
-    """Return the command line as typed; ``python -m autotune`` by its short name."""
-    name = Path(sys.argv[0]).name
-    return shlex.join(["autotune" if name == "__main__.py" else name, *sys.argv[1:]])
+    """Return the command line as it can be typed again; ``python -m autotune`` by its name."""
+    return shlex.join([common.program("autotune"), *sys.argv[1:]])
 
 
 def _check_trainer(name: str) -> None:

@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from autotune import doctor, tuner
+from autotune.cli import trl_keys
 from autotune.cli.main import main
 from autotune.errors import ExecutorError
 from autotune.probe.result import Outcome
@@ -156,6 +157,25 @@ def test_options_reach_the_search(machine: dict[str, Any], cli: Callable[..., Do
     assert spec.phases == ("eval", "save")
     assert spec.config["dataset_train_split"] == "test"
     assert spec.memory_budget_bytes == 10 * GIB
+
+
+def test_commands_that_are_shown_can_be_typed_without_an_activated_environment(
+    machine: dict[str, Any], cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = Path(".venv/bin")
+    commands.mkdir(parents=True)
+    for name in ("python", "trl", "autotune"):
+        (commands / name).touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(commands.resolve() / "python"))
+    monkeypatch.setattr(sys, "argv", ["/anywhere/autotune", *SEARCH, "--trials", "1"])
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = cli(*SEARCH, "--trials", 1, "--run-dir", "one")
+    assert "train with: .venv/bin/trl sft --config " in done.err
+    assert Report.load("one/report.json").command.startswith(".venv/bin/autotune search ")
+    monkeypatch.setenv("PATH", str(commands.resolve()))
+    done = cli(*SEARCH, "--trials", 1, "--run-dir", "two")
+    assert "train with: trl sft --config " in done.err
+    assert Report.load("two/report.json").command.startswith("autotune search ")
 
 
 def test_the_default_run_folder_is_under_runs(
@@ -707,11 +727,39 @@ def test_spaces_are_listed(cli: Callable[..., Done]) -> None:
 def test_a_space_is_shown(cli: Callable[..., Done]) -> None:
     done = cli("spaces", "quick")
     assert done.code == 0
-    assert "per_device_train_batch_size = " in done.out
+    assert "  per_device_train_batch_size: 1, 2, 4, 8, 16\n" in done.out
+    assert "  max_length: from the data: lengths that 95 %, 100 % of the rows do not" in done.out
+    assert "fixed" not in done.out
+    for internal in ("{", "choice", "ordered", "quantiles'"):
+        assert internal not in done.out
+    assert max(map(len, done.out.splitlines())) <= 100
     Path("mine.yaml").write_text("schema: 1\ntrainer: sft\nknobs:\n  lora_r: [4, 8]\n")
     shown = cli("spaces", "mine.yaml", "--json").json["spaces"]
     assert [item["name"] for item in shown] == ["mine"]
-    assert [knob["name"] for knob in shown[0]["knobs"]] == ["lora_r"]
+    (knob,) = shown[0]["knobs"]
+    assert (knob["name"], knob["values"]) == ("lora_r", "4, 8")
+    assert knob["domain"] == {"choice": [4, 8], "ordered": True}
+
+
+def test_what_a_space_fixes_is_shown_and_checked(
+    cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = frozenset({"learning_rate", "lr_scheduler_type", "warmup_steps"})
+    monkeypatch.setattr(trl_keys, "known_keys", lambda trainer: known)
+    text = "schema: 1\ntrainer: sft\nknobs:\n  lora_r: [4]\nfixed:\n  {}: 1.0e-4\n"
+    Path("mine.yaml").write_text(text.format("learning_rate"))
+    done = cli("spaces", "mine.yaml")
+    assert done.code == 0
+    assert "  fixed in every candidate: learning_rate=0.0001\n" in done.out
+    Path("mine.yaml").write_text(text.format("learning_ratee"))
+    for options in ([], ["--json"]):
+        done = cli("spaces", "mine.yaml", *options)
+        assert done.code == 2
+        assert "unknown TRL key 'learning_ratee'" in done.err
+        assert "'learning_rate'" in done.err
+    # Without TRL nothing can be said about its keys.
+    monkeypatch.setattr(trl_keys, "known_keys", lambda trainer: frozenset())
+    assert cli("spaces", "mine.yaml").code == 0
 
 
 @pytest.mark.parametrize(
@@ -761,6 +809,24 @@ def test_doctor(
     assert not findings["trl"]["passed"]
     assert "pip install" in findings["trl"]["hint"]
     assert "worker" not in findings
+
+
+def test_doctor_marks_what_is_missing_by_what_it_means(
+    machine: dict[str, Any], cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = {"matplotlib", "trl"}
+    monkeypatch.setattr(doctor, "_installed", lambda name: None if name in missing else "1.0")
+    monkeypatch.setitem(doctor.knob.registry.broken, "my_knob", "no module named x")
+    done = cli("doctor")
+    assert done.code == 2
+    marks = {line.split(":")[0][5:]: line[:4] for line in done.out.splitlines()}
+    assert marks["torch"] == "ok  "
+    assert marks["matplotlib"] == "--  "
+    assert marks["trl"] == "FAIL"
+    assert marks["plug-in knob my_knob"] == "warn"
+    assert not [line for line in done.out.splitlines() if line[:2] == "ok" and "not inst" in line]
+    states = {item["name"]: item["state"] for item in cli("doctor", "--json").json["findings"]}
+    assert (states["matplotlib"], states["trl"]) == ("absent", "problem")
 
 
 def test_doctor_names_a_missing_device(
