@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from autotune.cli import common, options
-from autotune.errors import UsageError
+from autotune.errors import AutotuneError, UsageError
 
 if TYPE_CHECKING:
     from autotune.report.model import Report
+    from autotune.report.trial import Trial
 
 
 def register(app: typer.Typer) -> None:
@@ -76,8 +79,9 @@ def verify(
     files = _files(source)
     limit_s = common.duration_s(timeout, "--timeout")
     assert limit_s is not None  # the option has a default
+    trials = _trials(files)
     checks = []
-    for check in verify_files(files, num_steps=steps, timeout_s=limit_s):
+    for check in verify_files(files, num_steps=steps, timeout_s=limit_s, trials=trials):
         checks.append(check)
         common.say(check.line())
     if as_json:
@@ -85,7 +89,46 @@ def verify(
     else:
         passed = sum(check.passed for check in checks)
         print(f"{passed} of {len(checks)} configurations ran {steps} steps under trl")
+        compared = [item for check in checks for item in check.comparisons]
+        outside = sum(item.is_outside for item in compared)
+        if compared:
+            print(f"{outside} of {len(compared)} figures are outside the report's spread")
+        if outside:
+            print(
+                "A few steps are on other rows than the probes' and need not meet the worst batch:"
+                " --steps 20 tells more."
+            )
     return 0 if all(check.passed for check in checks) else 1
+
+
+def _trials(files: Sequence[Path]) -> dict[Path, Trial]:
+    """Return the trials that files in a run folder were exported from, where they still match."""
+    import yaml
+
+    found: dict[Path, Trial] = {}
+    reports: dict[Path, Report | None] = {}
+    for file in files:
+        run = file.resolve().parent.parent
+        if run not in reports:
+            try:
+                reports[run] = load_report(run)
+            except AutotuneError:
+                reports[run] = None
+                common.say(f"there is no report in {run} to compare with")
+        report = reports[run]
+        number = re.fullmatch(r"trial-(\d+)", file.stem)
+        which = int(number.group(1)) if number else "balanced"
+        if report is None or not (number or file.stem == "best"):
+            continue
+        try:
+            trial, content = report.pick(which), yaml.safe_load(file.read_text())
+        except (AutotuneError, OSError, ValueError, yaml.YAMLError):
+            continue  # verifying it says what is wrong
+        if content == trial.config:
+            found[file] = trial
+        else:
+            common.say(f"{file.name} differs from trial {trial.number}, so it is not compared")
+    return found
 
 
 def load_report(run: Path) -> Report:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune import doctor, tuner
+from autotune import doctor, tuner, verify
 from autotune.cli import trl_keys
 from autotune.cli.main import main
 from autotune.errors import ExecutorError
@@ -28,6 +28,7 @@ from autotune.probe.spec import ProbeSpec
 from autotune.report.model import Report
 from autotune.testing.fakes import FakeExecutor, MemoryWall
 from autotune.testing.searches import make_answers
+from autotune.verify import Check, Comparison
 
 GIB = 1 << 30
 SEARCH = ("search", "some/model", "some/rows", "--space", "quick")
@@ -709,6 +710,44 @@ def test_verify_takes_yaml_only(cli: Callable[..., Done]) -> None:
     Path("good.yaml").write_text("max_steps: 1\n")
     assert cli("verify", "good.yaml", "--timeout", "never").code == 2
     assert cli("verify", "good.yaml", "--steps", "0").code == 2
+
+
+def test_verify_compares_with_the_report(
+    found: Path, cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def far_off(files: list[Path], *, trials: dict[Path, Any], **_: Any) -> Iterator[Check]:
+        for file in files:
+            trial = trials.get(file)
+            rate = () if trial is None else (Comparison.of("rate", 1.0, trial.tokens_per_s),)
+            yield Check(
+                file=str(file),
+                passed=True,
+                num_steps=3,
+                wall_time_s=1.0,
+                peak_resident_bytes=GIB,
+                comparisons=rate,
+            )
+
+    monkeypatch.setattr(verify, "verify_files", far_off)
+    num = len(Report.load(found / "report.json").pareto)
+    done = cli("verify", found)
+    assert done.code == 0
+    assert f"{num} of {num} figures are outside the report's spread" in done.out
+    assert done.err.count("rate 1 tokens/s, -100.0% against the report's ") == num
+    done = cli("verify", found / "configs" / "best.yaml")
+    assert "1 of 1 figures" in done.out
+    # A file that was edited, or has no report, has nothing to be compared with.
+    file = next(iter((found / "configs").glob("trial-*.yaml")))
+    file.write_text(file.read_text() + "learning_rate: 1.0e-4\n")
+    done = cli("verify", file)
+    assert "differs from trial" in done.err
+    assert "figures" not in done.out
+    Path("alone.yaml").write_text("max_length: 8\n")
+    assert cli("verify", "alone.yaml").code == 0
+    (found / "report.json").unlink()
+    done = cli("verify", found)
+    assert done.code == 0
+    assert "no report" in done.err
 
 
 # --- looks --------------------------------------------------------------------------------------
