@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import resource
 import selectors
 import signal
 import subprocess
@@ -250,7 +251,9 @@ def _watch(
                     time.sleep(0.02)
                 if pid:
                     code = process.returncode = os.waitstatus_to_exitcode(status)
-                    peak = usage.ru_maxrss * 1024
+                    # A child counts the size of its parent from before it became trl.
+                    is_known = usage.ru_maxrss > resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+                    peak = usage.ru_maxrss * 1024 if is_known else None
                     break
     finally:
         _end(process)

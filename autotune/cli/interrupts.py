@@ -29,6 +29,10 @@ def end_in_order(words: str = "") -> None:
     Args:
         words: What to say at the first one; nothing if empty.
     """
+    import threading
+
+    if threading.current_thread() is not threading.main_thread():
+        return  # only the main thread may; whoever runs us in another one has handlers of its own
     count = 0
 
     def handle(number: int, frame: object) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -62,6 +64,8 @@ def test_what_cannot_be_told_apart_is_within() -> None:
 def test_a_run_is_compared_with_its_trial(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "import time\nfor n in (10, 20, 30):\n print(" + repr(LOG) + ".format(n))\n"
     stand_in(monkeypatch, script + " time.sleep(0.05)\n")
+    # This test's own process may be larger than the stand-in.
+    monkeypatch.setattr(verify.resource, "getrusage", lambda who: Mock(ru_maxrss=0))
     phases = {"load": MemoryPeak(used_bytes=9 * GIB, resident_bytes=3 * GIB)}
     results = tuple(make_result(make_measurement(phases=phases)) for _ in range(2))
     trial = make_trial(1, results=results)
@@ -81,14 +85,17 @@ def test_a_run_is_compared_with_its_trial(file: Path, monkeypatch: pytest.Monkey
 
 
 def test_the_peak_is_that_of_each_run_alone(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     peaks = []
-    for mib in (200, 1):
-        stand_in(monkeypatch, f"x = bytearray({mib} << 20)")
-        (check,) = verify_files([file], timeout_s=30)
+    for size in (own + (200 << 20), own + (100 << 20), 1):
+        stand_in(monkeypatch, f"x = b'x' * {size}")
+        (check,) = verify_files([file], timeout_s=60)
         peaks.append(check.peak_resident_bytes)
-    large, small = peaks
-    assert large > 200 << 20
-    assert small < 100 << 20
+    large, middle, small = peaks
+    assert large > own + (200 << 20)
+    assert own + (100 << 20) < middle < large
+    # What is smaller than we are cannot be told from us.
+    assert small is None
 
 
 def test_a_run_that_fails_is_not_compared(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
