@@ -65,6 +65,9 @@ def task_disk_full(
         os.environ.get("HF_HOME") or str(Path.home() / ".cache" / "huggingface"): " (HF_HOME)",
         str(folder.parent): " (TMPDIR)",
     }
+    # A look without a run folder works in a temporary one, which is gone by now as well.
+    if Path(str(request.get("folder"))).is_relative_to(folder.parent):
+        places.pop(str(request.get("folder")), None)
     if error is not None:
         places = {str(folder.parent): " (TMPDIR)"}
     full = [place for place in places if _free_bytes(place) < FULL_BELOW_BYTES]

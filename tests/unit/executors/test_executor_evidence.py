@@ -188,6 +188,10 @@ def test_a_full_disk_under_a_task_names_the_places_that_it_writes_to(
             )
         return caught.value
 
+    scratch = {"folder": str(tmp_path / "tmp" / "autotune-y" / "work")}
+    named = disk.task_disk_full("prepare", temporary, scratch).message
+    assert "autotune-y" not in named
+    assert str(tmp_path / "tmp") in named
     error = ask()
     for place in (request["folder"], str(tmp_path / "hub"), str(tmp_path / "tmp")):
         assert place in error.message
