@@ -25,6 +25,8 @@ OPTIONAL = {
     "optuna-dashboard": "looking at a study in the browser",
 }
 MIN_DISK_BYTES = GIB
+MARKS = {"ok": "ok  ", "absent": "--  ", "broken": "warn", "problem": "FAIL"}
+LEGEND = "ok: there. --: optional and not there. warn: left out. FAIL: no search can run."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,18 +38,24 @@ class Finding:
         passed: Whether a search can run with it as it is.
         detail: What was found.
         hint: What to do; empty if nothing.
+        state: ``ok``; ``absent``: optional and not there; ``broken``: there, and left out;
+            ``problem``: no search can run.
     """
 
     name: str
     passed: bool
     detail: str
     hint: str = ""
+    state: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.state:
+            object.__setattr__(self, "state", "ok" if self.passed else "problem")
 
     def line(self) -> str:
         """Return one line for people."""
-        mark = "ok  " if self.passed else "FAIL"
         hint = f"  ->  {self.hint}" if self.hint else ""
-        return f"{mark} {self.name}: {self.detail}{hint}"
+        return f"{MARKS[self.state]} {self.name}: {self.detail}{hint}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -81,8 +89,9 @@ def _packages() -> list[Finding]:
         )
     for name, purpose in OPTIONAL.items():
         found = _installed(name)
-        detail = found or f"not installed; needed for {purpose}"
-        findings.append(Finding(name=name, passed=True, detail=detail))
+        detail = found or f"not installed; optional, for {purpose}"
+        state = "ok" if found else "absent"
+        findings.append(Finding(name=name, passed=True, detail=detail, state=state))
     return findings
 
 
@@ -122,6 +131,7 @@ def _broken(name: str, reason: str) -> Finding:
         passed=True,
         detail=f"cannot be loaded and is left out: {reason}",
         hint="update or uninstall the package that brings it",
+        state="broken",
     )
 
 

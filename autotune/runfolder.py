@@ -7,18 +7,39 @@ folder can be read after any crash, kill or full disk.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.differences import differences
 from autotune.errors import JournalError, StudyMismatchError, UsageError
-from autotune.probe import journal
+from autotune.probe import journal, typed
 
 SCHEMA = 1
+
+_WRONG_PLACE = (
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENOENT,
+)
+"""Errors of a name that cannot be a folder of the user's; others are the disk's."""
+
+_RUN_TYPES: dict[str, Any] = {
+    "identity": Mapping[str, Any] | None,
+    "run_id": str | None,
+    "budget_bytes": int | None,
+}
+"""What a resumed search takes from ``run.json``; the rest is for people."""
 
 
 class RunFolder:
@@ -75,9 +96,42 @@ class RunFolder:
 
         Raises:
             UsageError: If it holds a search and ``resume`` is false, holds none and it is true,
-                or is in use.
-            JournalError: If it cannot be written.
+                is in use, or cannot be such a folder.
+            JournalError: If it cannot be written, such as on a full disk.
         """
+        with self._explaining():
+            self._check_content(resume=resume)
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.work.mkdir(exist_ok=True)
+            self._take_lock()
+            # Optuna appends to such a line and cannot read the study any more.
+            journal.drop_torn_line(self.study_file)
+
+    def check(self, *, resume: bool) -> None:
+        """Look whether :meth:`start` would succeed, without making or locking anything.
+
+        Raises:
+            UsageError, JournalError: As :meth:`start` does.
+        """
+        with self._explaining():
+            self._check_content(resume=resume)
+            place = self.path
+            while not place.exists():
+                place = place.parent
+            if not place.is_dir():
+                raise NotADirectoryError(errno.ENOTDIR, f"{place} is a file")
+            if not os.access(place, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, f"{place} may not be written")
+            if self._lock_file.exists():
+                descriptor = os.open(self._lock_file, os.O_RDONLY)
+                try:
+                    self._flock(descriptor)
+                finally:
+                    os.close(descriptor)
+
+    def _check_content(self, *, resume: bool) -> None:
+        if self.path.exists() and not self.path.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "it is a file")
         if self.run_file.exists() and not resume:
             raise UsageError(
                 f"the run folder {self.path} holds a search already.",
@@ -88,7 +142,7 @@ class RunFolder:
                 f"there is no search to resume in {self.path}.",
                 hint="Leave --resume away to start one there.",
             )
-        if not resume and self.path.is_dir() and any(self.path.iterdir()):
+        if not resume and self.path.is_dir():
             # A search that ended before its first record leaves only its own scratch behind.
             strangers = {item.name for item in self.path.iterdir()} - {"work", ".lock"}
             if strangers:
@@ -96,29 +150,42 @@ class RunFolder:
                     f"the folder {self.path} is not empty and holds no search.",
                     hint="Choose another --run-dir; nothing there was touched.",
                 )
+
+    @contextlib.contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Tell a folder that was named wrongly from a disk that fails."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            self.work.mkdir(exist_ok=True)
-            self._take_lock()
-            # Optuna appends to such a line and cannot read the study any more.
-            journal.drop_torn_line(self.study_file)
+            yield
         except OSError as error:
+            reason = error.strerror or str(error)
+            if error.errno in _WRONG_PLACE:
+                raise UsageError(
+                    f"{self.path} cannot be a run folder: {reason}.",
+                    hint="Choose another --run-dir: a folder, or a new name in one that you may "
+                    "write to.",
+                ) from error
             raise JournalError(
-                f"the run folder {self.path} cannot be written: {error.strerror or error}.",
-                hint="Choose another --run-dir, or free space.",
+                f"the run folder {self.path} cannot be written: {reason}.",
+                hint="Free space, or choose another --run-dir, and give the same command again.",
             ) from error
 
     def _take_lock(self) -> None:
         descriptor = os.open(self._lock_file, os.O_RDWR | os.O_CREAT, 0o644)
         try:
+            self._flock(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._lock = descriptor
+
+    def _flock(self, descriptor: int) -> None:
+        try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(descriptor)
             raise UsageError(
                 f"another search is writing to {self.path}.",
                 hint="Wait for it, or choose another --run-dir.",
             ) from None
-        self._lock = descriptor
 
     def release(self) -> None:
         """Give up the lock; safe to call twice. A folder without a search is taken away again."""
@@ -126,6 +193,7 @@ class RunFolder:
             return
         if not self.run_file.exists():
             self.clear_work()
+            self.study_file.unlink(missing_ok=True)  # ours: there was none at the start
             self._lock_file.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # somebody else's files are in it
                 self.path.rmdir()
@@ -140,19 +208,33 @@ class RunFolder:
         """Return what :meth:`write_run` recorded.
 
         Raises:
-            JournalError: If it cannot be read or is of a newer schema.
+            JournalError: If it cannot be read, holds something else or is of a newer schema.
         """
         try:
             data = json.loads(self.run_file.read_text())
-            schema = int(data["schema"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError) as error:
+            raise self._unreadable(str(error)) from error
+        if not isinstance(data, dict):
+            raise self._unreadable("it holds no mapping")
+        if not typed.has_type(data.get("schema"), int):
+            raise self._unreadable("it does not say of which schema it is")
+        if data["schema"] > SCHEMA:
             raise JournalError(
-                f"{self.run_file} cannot be read: {error}.",
-                hint="Start a new search in another --run-dir; results stay under probes/.",
-            ) from error
-        if schema > SCHEMA:
-            raise JournalError(f"{self.run_file} was written by a newer version.", hint="Update.")
-        return data  # type: ignore[no-any-return]
+                f"{self.run_file} was written by a newer version (schema {data['schema']}).",
+                hint="Update autotune to go on with it.",
+            )
+        for name, kind in _RUN_TYPES.items():
+            if not typed.has_type(data.get(name), kind):
+                raise self._unreadable(f"its {name} is {data[name]!r}")
+        if (data.get("budget_bytes") or 1) < 1:
+            raise self._unreadable(f"its budget_bytes is {data['budget_bytes']!r}")
+        return data
+
+    def _unreadable(self, reason: str) -> JournalError:
+        return JournalError(
+            f"{self.run_file} cannot be read: {reason}.",
+            hint="Start a new search in another --run-dir; results stay under probes/.",
+        )
 
     def check_identity(self, identity: Mapping[str, Any]) -> None:
         """Check that a resumed search asks for the same thing.
@@ -162,19 +244,13 @@ class RunFolder:
             JournalError: If the folder does not say what it holds.
         """
         known = self.read_run().get("identity")
-        if not isinstance(known, dict):
-            raise JournalError(
-                f"{self.run_file} does not say what was searched.",
-                hint="Start a new search in another --run-dir; results stay under probes/.",
-            )
+        if known is None:
+            raise self._unreadable("it does not say what was searched")
         wanted = json.loads(json.dumps(dict(identity)))
-        different = sorted(key for key in {*known, *wanted} if known.get(key) != wanted.get(key))
-        if different:
-            named = "; ".join(
-                f"{key}: {known.get(key)!r} there, {wanted.get(key)!r} now" for key in different
-            )
+        found = differences(known, wanted)
+        if found:
             raise StudyMismatchError(
-                f"the run folder {self.path} belongs to another search ({named}).",
+                f"the run folder {self.path} belongs to another search ({'; '.join(found)}).",
                 hint="Use the same settings as before, or another --run-dir.",
             )
 
@@ -182,9 +258,9 @@ class RunFolder:
         """Add a record to the journal."""
         journal.append(self.journal_file, kind, value)
 
-    def records(self) -> list[dict[str, Any]]:
-        """Return the journal's records."""
-        return journal.read(self.journal_file)
+    def records(self) -> list[tuple[int, dict[str, Any]]]:
+        """Return the journal's records, each with its line."""
+        return journal.read_numbered(self.journal_file)
 
     def write_json(self, path: Path, value: object) -> None:
         """Write JSON so that ``path`` holds either the old or the whole new text.
@@ -201,10 +277,11 @@ class RunFolder:
             os.replace(temporary, path)
         except OSError as error:
             temporary.unlink(missing_ok=True)
+            hint = "Free space on the disk and continue with --resume; finished probes are kept."
+            if not self.run_file.exists():  # --resume would find nothing
+                hint = "Free space on the disk and give the same command again."
             raise JournalError(
-                f"{path.name} cannot be written: {error.strerror or error}.",
-                hint="Free space on the disk and continue with --resume; finished probes are "
-                "kept.",
+                f"{path} cannot be written: {error.strerror or error}.", hint=hint
             ) from error
 
     def clear_work(self) -> None:

@@ -6,7 +6,7 @@ import contextlib
 import datetime
 import hashlib
 import json
-import tempfile
+import shlex
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,17 +19,19 @@ from autotune import export, objectives
 from autotune.devices import host
 from autotune.errors import AutotuneError, JournalError, UsageError
 from autotune.executors.base import Executor
+from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.loop import SearchLoop
 from autotune.objectives import Constraint, Objective
 from autotune.plan import Plan, Request, make_plan, make_profile
-from autotune.probe import sources
+from autotune.probe import journal, sources
 from autotune.report import warnings as report_warnings
 from autotune.report.model import Report, probe_work_s
 from autotune.report.pareto import pareto_set
 from autotune.report.trial import Trial
 from autotune.runfolder import RunFolder
 from autotune.search import samplers
+from autotune.search.storage import check_storage
 from autotune.search.study import Study
 from autotune.space.context import DataProfile
 from autotune.space.space import SearchSpace
@@ -150,14 +152,47 @@ class Tuner:
         """Return the report so far; None before the search has a plan."""
         return self._report
 
-    def plan(self) -> Plan:
+    @property
+    def resume_command(self) -> str:
+        """Return the command line that goes on with this search; empty if none is known."""
+        try:
+            words = shlex.split(self._command)
+        except ValueError:  # not a command line, whatever a script has given
+            words = []
+        if not words:
+            return ""
+        if "--resume" not in words:
+            words.append("--resume")
+        if "demo" not in words and not any(word.startswith("--run-dir") for word in words):
+            words += ["--run-dir", str(self.folder.path)]
+        return shlex.join(words)
+
+    def plan(self, *, check: bool = False) -> Plan:
         """Gather the facts and resolve the space without probing or recording anything.
+
+        Args:
+            check: Whether to look as well if :meth:`search` could write to the run folder and
+                the study, and go on with the search that it is to resume.
 
         Raises:
             AutotuneError: If model, data, device, space or pins cannot be used.
         """
+        if not check:
+            with self._scratch() as (folder, executor):
+                return make_plan(self.request, folder, executor)
+        self.folder.check(resume=self._resume)
+        if self._storage is not None:
+            check_storage(self._storage)
+        earlier = self.folder.read_run() if self._resume else {}
+        budget = earlier.get("budget_bytes")
         with self._scratch() as (folder, executor):
-            return make_plan(self.request, folder, executor)
+            plan = make_plan(self.request, folder, executor, budget_bytes=budget)
+        if self._resume:
+            self.folder.check_identity(plan.identity())
+            load_trials(self.folder)
+            if self._storage is None:
+                check_storage(str(self.folder.study_file))
+        return plan
 
     def profile(self) -> DataProfile:
         """Return the token lengths of the data, as TRL tokenises it; nothing else is looked at.
@@ -170,8 +205,8 @@ class Tuner:
 
     @contextlib.contextmanager
     def _scratch(self) -> Iterator[tuple[RunFolder, Executor]]:
-        with tempfile.TemporaryDirectory(prefix="autotune-") as name:
-            folder = RunFolder(name)
+        with temporary_folder("autotune-") as path:
+            folder = RunFolder(path)
             folder.work.mkdir()
             with self._open_executor(folder) as executor:
                 yield folder, executor
@@ -355,7 +390,9 @@ class Tuner:
                 (f"{name}={value}", reason) for name, value, reason in plan.space.removed
             ),
             notices=plan.notices,
-            warnings=report_warnings.collect(loop.trials, pareto=numbers),
+            warnings=report_warnings.collect(
+                loop.trials, pareto=numbers, resume_with=self.resume_command
+            ),
             objectives=tuple(item.name for item in self._objectives),
             seed=plan.request.seed,
             sampler=sampler,
@@ -374,15 +411,15 @@ def load_trials(folder: RunFolder) -> list[Trial]:
         JournalError: If the journal is damaged.
     """
     trials: dict[int, Trial] = {}
-    for record in folder.records():
+    for line, record in folder.records():
         try:
             if record["kind"] == "trial":
                 trial = Trial.from_dict(record["trial"])
                 trials[trial.number] = trial
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise JournalError(
-                f"{folder.journal_file} holds a record that cannot be understood: {error!r}."
-            ) from error
+        except KeyError as error:
+            raise journal.damaged(folder.journal_file, line, f"{error} is missing") from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise journal.damaged(folder.journal_file, line, str(error)) from error
     return sorted(trials.values(), key=lambda trial: trial.number)
 
 

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
+import importlib
 import json
 import os
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
 from autotune import units
+from autotune.cli import interrupts, streams
 from autotune.errors import AutotuneError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-INTERRUPTED = 130
+INTERRUPTED = interrupts.INTERRUPTED
+READER_GONE = 128 + 13
+"""What a shell says of a program that ended for want of a reader, by SIGPIPE."""
 
 T = TypeVar("T")
 
@@ -25,40 +34,55 @@ T = TypeVar("T")
 def guarded(app: typer.Typer, arguments: Sequence[str] | None) -> int:
     """Run ``app`` and return its exit code; every expected failure is one clear message."""
     try:
-        app(args=list(arguments) if arguments is not None else None)
-    except SystemExit as ending:
-        return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+        with streams.guarded():
+            return _run(app, arguments)
+    except streams.ReaderGoneError:
+        return READER_GONE
     except AutotuneError as error:
         say(f"error: {error.message}")
         if error.hint:
             say(f"  hint: {error.hint}")
         return error.exit_code
+
+
+def _run(app: typer.Typer, arguments: Sequence[str] | None) -> int:
+    try:
+        app(args=list(arguments) if arguments is not None else None)
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
     return 0
 
 
-def command(app: typer.Typer, function: Callable[..., int]) -> None:
-    """Add ``function`` to ``app``; what it returns is the exit code."""
+def command(
+    app: typer.Typer, function: Callable[..., int], *, imports: Sequence[str] = ()
+) -> None:
+    """Add ``function`` to ``app``; what it returns is the exit code.
+
+    Args:
+        app: Where to add it.
+        function: The command.
+        imports: Modules to import while a signal still ends the program at once.
+    """
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> None:
+        for name in imports:
+            importlib.import_module(name)
         try:
+            interrupts.end_in_order()
             code = function(*args, **kwargs)
-            sys.stdout.flush()
         except KeyboardInterrupt:
             say("interrupted")
             code = INTERRUPTED
-        except BrokenPipeError:
-            # The reader of our output went away, as `head` does.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            code = 0
         raise typer.Exit(code)
 
     app.command()(run)
 
 
 def say(text: str) -> None:
-    """Write a line for people to standard error."""
-    print(text, file=sys.stderr, flush=True)
+    """Write a line for people to standard error, if it can be written."""
+    with contextlib.suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 def show_json(value: object) -> None:
@@ -102,6 +126,56 @@ def size(text: str | None, option: str) -> int | None:
 def duration_s(text: str | None, option: str) -> float | None:
     """Return seconds for an option such as ``--time-budget 30m``."""
     return parsed(units.parse_duration_s, text, option)
+
+
+def program(name: str) -> str:
+    """Return how ``name`` can be typed here, if it came with the Python that runs us.
+
+    Without an activated environment the bare name would not be found.
+    """
+    if shutil.which(name) is not None:
+        return name
+    beside = Path(sys.executable).with_name(name)
+    if not beside.exists():
+        return name
+    return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
+
+
+def check_file(path: Path, option: str) -> None:
+    """Refuse a file that could not be written, before any work is done for it.
+
+    A missing folder is not made: more often than not its name is a slip.
+
+    Raises:
+        UsageError: If it is a folder, or its own folder is missing or may not be written.
+    """
+    if path.is_dir():
+        raise UsageError(f"{option}: {path} is a folder.", hint="Give the name of a file.")
+    if not path.parent.is_dir():
+        raise UsageError(
+            f"{option}: there is no folder {path.parent}.",
+            hint=f"Make it first, or give another name: mkdir -p {shlex.quote(str(path.parent))}",
+        )
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"{option}: {path} may not be written.", hint="Give another name.")
+
+
+def make_folder(path: Path, option: str) -> None:
+    """Make a folder, with those above it, unless it is there and can be written.
+
+    Raises:
+        UsageError: If it cannot be made or may not be written.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if not os.access(path, os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        reason = "it is a file" if error.errno == errno.EEXIST else error.strerror or str(error)
+        raise UsageError(
+            f"{option}: {path} cannot be used as a folder: {reason}.",
+            hint="Name a folder that you may write to, or a new one.",
+        ) from error
 
 
 def pins(pairs: Sequence[str]) -> dict[str, Any]:

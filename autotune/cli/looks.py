@@ -2,43 +2,53 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli import common
+from autotune.cli import common, options
+from autotune.errors import UnknownNameError
+
+if TYPE_CHECKING:
+    from autotune.space.knob import Knob
+    from autotune.space.space import SearchSpace
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    common.command(app, lengths)
-    common.command(app, spaces)
-    common.command(app, doctor)
+    common.command(app, lengths, imports=("autotune.tuner", "autotune.report.lengths"))
+    common.command(app, spaces, imports=("autotune.space.space",))
+    common.command(app, doctor, imports=("autotune.doctor",))
 
 
 def lengths(
-    model: Annotated[str, typer.Argument(help="Hub id or local folder; its tokenizer is used.")],
-    dataset: Annotated[str, typer.Argument(help="Hub id, data file or folder.")],
-    trainer: Annotated[str, typer.Option(help="TRL trainer.")] = "sft",
+    model: options.Model,
+    dataset: options.Dataset,
+    trainer: options.Trainer = "sft",
     space: Annotated[
         str | None, typer.Option(help="Space whose fixed keys apply.  [default: TRAINER]")
     ] = None,
-    split: Annotated[str | None, typer.Option(help="Split.  [default: train]")] = None,
-    dataset_config: Annotated[str | None, typer.Option(help="Data set configuration.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Model revision on the hub.")] = None,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the model repository's own code.")
-    ] = False,
+    split: options.Split = None,
+    dataset_config: options.DatasetConfig = None,
+    revision: options.Revision = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     plot: Annotated[
         Path | None, typer.Option(help="Also write the histogram as .png or .svg.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every max_length, not only those that differ.")
+    ] = False,
+    as_json: options.Json = False,
 ) -> int:
     """Show how long the rows are in tokens, and what each max_length would cut, lose and pad."""
     from autotune.report import lengths as view
     from autotune.tuner import Tuner
 
+    if plot is not None:
+        common.check_file(plot, "--plot")
+        view.check_plot(plot)
     tuner = Tuner(
         model,
         dataset,
@@ -56,35 +66,88 @@ def lengths(
     if as_json:
         common.show_json(view.to_json(profile))
     else:
-        print(view.render_text(profile, width=common.stdout_console().width), end="")
+        width = common.stdout_console().width
+        print(view.render_text(profile, width=width, every=every), end="")
     return 0
 
 
 def spaces(
     name: Annotated[str | None, typer.Argument(help="Show this space, or YAML file.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> int:
     """List the search spaces, or show one with its knobs."""
     from autotune.space.space import SearchSpace
 
     names = [name] if name is not None else list(SearchSpace.available())
-    found = [_space_facts(SearchSpace.load(item)) for item in names]
+    found = [SearchSpace.load(item) for item in names]
+    for space in found:
+        _check_fixed(space)
     if as_json:
-        common.show_json({"spaces": found})
+        common.show_json({"spaces": [_space_facts(space) for space in found]})
         return 0
-    for item in found:
-        print(f"{item['name']} ({item['trainer']}): {item['description']}")
-        for knob in item["knobs"]:
-            if name is None:
-                continue
-            print(f"  {knob['name']} = {knob['values']}")
-            print(f"      {knob['help']}")
-        if name is None:
-            print(f"  knobs: {', '.join(knob['name'] for knob in item['knobs'])}")
+    width = min(common.stdout_console().width, 100)
+    for space in found:
+        print(f"{space.name} ({space.trainer}): {space.description}")
+        for line in _whole(space, width) if name is not None else _short(space, width):
+            print(line)
     return 0
 
 
-def _space_facts(space: Any) -> dict[str, Any]:
+def _check_fixed(space: SearchSpace) -> None:
+    """Refuse a key under ``fixed`` that TRL does not know; a search would find out much later."""
+    from autotune.cli.trl_keys import known_keys
+
+    known = known_keys(space.trainer) if space.fixed else frozenset()
+    for key in space.fixed:
+        if known and key not in known:
+            raise UnknownNameError("TRL key", key, known, where=f"the space {space.name}, fixed")
+
+
+def _whole(space: SearchSpace, width: int) -> list[str]:
+    lines = []
+    for knob in space.knobs:
+        lines.append(_wrap(f"{knob.name}: {_values(knob)}", width, indent=2, hang=4))
+        lines.append(_wrap(knob.help, width, indent=6))
+    return [*lines, *_fixed(space, width)]
+
+
+def _short(space: SearchSpace, width: int) -> list[str]:
+    knobs = ", ".join(knob.name for knob in space.knobs)
+    return [_wrap(f"knobs: {knobs}", width, indent=2, hang=2), *_fixed(space, width)]
+
+
+def _fixed(space: SearchSpace, width: int) -> list[str]:
+    from autotune.probe import trl_yaml
+
+    if not space.fixed:
+        return []
+    text = f"fixed in every candidate: {trl_yaml.settings(space.fixed)}"
+    return [_wrap(text, width, indent=2, hang=2)]
+
+
+def _values(knob: Knob) -> str:
+    """Return what a knob is searched over, in words."""
+    if knob.domain is None:
+        return "from the data"
+    shares = knob.domain.to_json().get("quantiles")
+    if shares is not None:
+        listed = ", ".join(f"{100 * share:g} %" for share in shares)
+        return f"from the data: lengths that {listed} of the rows do not exceed"
+    return knob.domain.describe()
+
+
+def _wrap(text: str, width: int, *, indent: int, hang: int = 0) -> str:
+    return textwrap.fill(
+        text,
+        width,
+        initial_indent=" " * indent,
+        subsequent_indent=" " * (indent + hang),
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _space_facts(space: SearchSpace) -> dict[str, Any]:
     return {
         "name": space.name,
         "trainer": space.trainer,
@@ -93,7 +156,8 @@ def _space_facts(space: Any) -> dict[str, Any]:
         "knobs": [
             {
                 "name": knob.name,
-                "values": "from the data" if knob.domain is None else str(knob.domain.to_json()),
+                "values": _values(knob),
+                "domain": None if knob.domain is None else knob.domain.to_json(),
                 "changes": knob.changes if isinstance(knob.changes, str) else dict(knob.changes),
                 "help": knob.help,
             }
@@ -104,11 +168,11 @@ def _space_facts(space: Any) -> dict[str, Any]:
 
 
 def doctor(
-    device: Annotated[str, typer.Option(help="Device to look at.")] = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    device: options.Device = "auto",
+    as_json: options.Json = False,
 ) -> int:
     """Check packages, device and worker, and say what is missing."""
-    from autotune.doctor import examine
+    from autotune.doctor import LEGEND, examine
 
     findings = examine(device)
     if as_json:
@@ -116,4 +180,5 @@ def doctor(
     else:
         for finding in findings:
             print(finding.line())
+        print(LEGEND)
     return 0 if all(finding.passed for finding in findings) else 2

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.report.cells import settings
 from autotune.report.terminal import probe_line
-from autotune.units import format_gib
+from autotune.tuner import SIZE_LIMIT
+from autotune.units import format_duration, format_gib
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +33,9 @@ class Progress:
         self._task: TaskID | None = None
         self._baseline: dict[str, Any] = {}
         self._num_trials: int | None = None
+        self._num_confirmed = 0
+        self._is_confirming = False
+        self._started = time.monotonic()
 
     def __enter__(self) -> Progress:
         self._say("starting the worker and reading model and data ...")
@@ -43,7 +48,10 @@ class Progress:
     def on_plan(self, plan: Plan, budget: Budget) -> None:
         """Say what is searched, on what, within which budget."""
         self._baseline = dict(plan.space.baseline)
-        self._num_trials = budget.trials
+        size = plan.space.size(SIZE_LIMIT)
+        self._num_trials = size if budget.trials is None else min(budget.trials, size)
+        if budget.trials is None and size == SIZE_LIMIT:
+            self._num_trials = None  # only the time ends it
         device, data = plan.context.device, plan.context.data
         self._say(
             f"{plan.context.model.architecture}, {plan.context.model.num_parameters:,} "
@@ -86,19 +94,34 @@ class Progress:
 
     def on_trial(self, trial: Trial, report: Report) -> None:
         """Write the trial's line, and the front when it changed."""
-        again = "again  " if trial.num_probes > 1 and trial.confirmed else ""
-        self._say(again + probe_line(trial, report.baseline))
+        again = self._is_confirming
+        probed = sum(item.num_probes > 0 for item in report.trials)
         if self._bar is not None and self._task is not None:
-            probed = sum(item.num_probes > 0 for item in report.trials)
             self._bar.update(self._task, completed=probed)
+            head = "again  " if again else ""
+        else:
+            head = f"[{self._place(trial, probed, again)}] "
+        self._say(head + probe_line(trial, report.baseline))
         if trial.number in report.pareto_numbers and not again:
             members = ", ".join(
                 f"{item.number} ({format_gib(item.peak_bytes)})" for item in report.pareto
             )
             self._say(f"  front so far: trial {members}")
 
+    def _place(self, trial: Trial, probed: int, again: bool) -> str:
+        """Return what the bar shows where there is one: how far it is, and for how long."""
+        elapsed = format_duration(time.monotonic() - self._started)
+        if again:
+            self._num_confirmed += 1
+            return f"again {self._num_confirmed}, {elapsed}"
+        if trial.num_probes == 0:
+            return f"no probe, {elapsed}"
+        of = "" if self._num_trials is None else f" of {self._num_trials:,}"
+        return f"{probed}{of}, {elapsed}"
+
     def on_confirm(self, numbers: Sequence[int]) -> None:
         """Say that the finalists are probed again."""
+        self._is_confirming = True
         named = ", ".join(str(number) for number in numbers)
         self._say(f"probing the front again, one at a time: trial {named}")
 

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli import common
-from autotune.errors import UsageError
+from autotune.cli import common, options
+from autotune.errors import AutotuneError, UsageError
 
 if TYPE_CHECKING:
     from autotune.report.model import Report
-
-Run = Annotated[Path, typer.Argument(help="Run folder, or its report.json.")]
+    from autotune.report.trial import Trial
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    common.command(app, report)
-    common.command(app, export)
-    common.command(app, verify)
+    common.command(app, report, imports=("autotune.report.terminal",))
+    common.command(app, export, imports=("autotune.report.model",))
+    common.command(app, verify, imports=("autotune.verify",))
 
 
 def report(
-    run: Run,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    run: options.Run,
+    as_json: options.Json = False,
     verbose: Annotated[
         bool, typer.Option("--verbose", help="Add what was not searched, and why.")
     ] = False,
@@ -42,7 +43,7 @@ def report(
 
 
 def export(
-    run: Run,
+    run: options.Run,
     pick: Annotated[
         str, typer.Option(help="fastest, leanest, balanced, or a trial's number.")
     ] = "balanced",
@@ -53,14 +54,14 @@ def export(
     """Write one configuration as the YAML that `trl` reads."""
     from autotune.probe import trl_yaml
 
+    if output is not None:
+        common.check_file(output, "--output")
     trial = load_report(run).pick(pick)
     if not trial.feasible:
         common.say(f"warning: trial {trial.number} ended {trial.outcome.value} or over a limit")
     if output is None:
         print(trl_yaml.render(trial.config, trial.header(), file_name="config.yaml"), end="")
         return 0
-    if output.is_dir():
-        raise UsageError(f"{output} is a folder.", hint="Give the name of a file.")
     trial.export(output)
     common.say(f"wrote {output}")
     return 0
@@ -70,7 +71,7 @@ def verify(
     source: Annotated[Path, typer.Argument(help="Run folder, or a YAML file for trl.")],
     steps: Annotated[int, typer.Option(help="Optimizer steps to run.", min=1)] = 3,
     timeout: Annotated[str, typer.Option(help="Limit of one run, as 10m.")] = "10m",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> int:
     """Run exported configurations for a few steps under the real `trl`, each in a new process."""
     from autotune.verify import verify_files
@@ -78,8 +79,9 @@ def verify(
     files = _files(source)
     limit_s = common.duration_s(timeout, "--timeout")
     assert limit_s is not None  # the option has a default
+    trials = _trials(files)
     checks = []
-    for check in verify_files(files, num_steps=steps, timeout_s=limit_s):
+    for check in verify_files(files, num_steps=steps, timeout_s=limit_s, trials=trials):
         checks.append(check)
         common.say(check.line())
     if as_json:
@@ -87,7 +89,46 @@ def verify(
     else:
         passed = sum(check.passed for check in checks)
         print(f"{passed} of {len(checks)} configurations ran {steps} steps under trl")
+        compared = [item for check in checks for item in check.comparisons]
+        outside = sum(item.is_outside for item in compared)
+        if compared:
+            print(f"{outside} of {len(compared)} figures are outside the report's spread")
+        if outside:
+            print(
+                "A few steps are on other rows than the probes' and need not meet the worst batch:"
+                " --steps 20 tells more."
+            )
     return 0 if all(check.passed for check in checks) else 1
+
+
+def _trials(files: Sequence[Path]) -> dict[Path, Trial]:
+    """Return the trials that files in a run folder were exported from, where they still match."""
+    import yaml
+
+    found: dict[Path, Trial] = {}
+    reports: dict[Path, Report | None] = {}
+    for file in files:
+        run = file.resolve().parent.parent
+        if run not in reports:
+            try:
+                reports[run] = load_report(run)
+            except AutotuneError:
+                reports[run] = None
+                common.say(f"there is no report in {run} to compare with")
+        report = reports[run]
+        number = re.fullmatch(r"trial-(\d+)", file.stem)
+        which = int(number.group(1)) if number else "balanced"
+        if report is None or not (number or file.stem == "best"):
+            continue
+        try:
+            trial, content = report.pick(which), yaml.safe_load(file.read_text())
+        except (AutotuneError, OSError, ValueError, yaml.YAMLError):
+            continue  # verifying it says what is wrong
+        if content == trial.config:
+            found[file] = trial
+        else:
+            common.say(f"{file.name} differs from trial {trial.number}, so it is not compared")
+    return found
 
 
 def load_report(run: Path) -> Report:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from autotune.cli import common
+from autotune.cli import common, interrupts, options
 from autotune.errors import UnknownNameError, UsageError
 
 Pin = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VALUE", help="Fix a knob.")]
@@ -19,22 +17,18 @@ Pin = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VALUE", he
 
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
-    common.command(app, search)
-    common.command(app, demo)
+    imports = ("autotune.tuner", "autotune.cli.progress", "autotune.report.terminal")
+    common.command(app, search, imports=imports)
+    common.command(app, demo, imports=imports)
 
 
 def search(
-    model: Annotated[str, typer.Argument(help="Hub id or local folder.")],
-    dataset: Annotated[str, typer.Argument(help="Hub id, data file or folder.")],
-    trainer: Annotated[str, typer.Option(help="TRL trainer.")] = "sft",
-    space: Annotated[
-        str | None, typer.Option(help="Search space: a name or a YAML file.  [default: TRAINER]")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda[:N], mps or xpu.")] = "auto",
-    memory_budget: Annotated[
-        str | None,
-        typer.Option(help="Peak memory to stay within, as 22GiB.  [default: free less 10 %]"),
-    ] = None,
+    model: options.Model,
+    dataset: options.Dataset,
+    trainer: options.Trainer = "sft",
+    space: options.Space = None,
+    device: options.Device = "auto",
+    memory_budget: options.MemoryBudget = None,
     trials: Annotated[
         int | None, typer.Option(help="Candidates to probe.  [default: 40]", min=1)
     ] = None,
@@ -50,13 +44,11 @@ def search(
     min_coverage: Annotated[
         float, typer.Option(help="Least share of loss tokens to train on.", min=0.0, max=1.0)
     ] = 0.0,
-    split: Annotated[str | None, typer.Option(help="Split to train on.  [default: train]")] = None,
-    dataset_config: Annotated[str | None, typer.Option(help="Data set configuration.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Model revision on the hub.")] = None,
+    split: options.Split = None,
+    dataset_config: options.DatasetConfig = None,
+    revision: options.Revision = None,
     weights: Annotated[str, typer.Option(help="random (no download) or real.")] = "random",
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run the model repository's own code.")
-    ] = False,
+    trust_remote_code: options.TrustRemoteCode = False,
     measured_steps: Annotated[
         int, typer.Option(help="Optimizer steps that give the rate.", min=1)
     ] = 5,
@@ -64,7 +56,7 @@ def search(
         str, typer.Option(help="Further phases to measure: eval,save.", metavar="eval,save")
     ] = "",
     sampler: Annotated[str, typer.Option(help="auto, tpe, nsgaii, gp, random or grid.")] = "auto",
-    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
+    seed: options.Seed = 0,
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder of the run.  [default: runs/MODEL-TIME]")
     ] = None,
@@ -75,7 +67,7 @@ def search(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be searched, probe nothing.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> int:
     """Search for the best memory configurations by short, real training runs."""
     settings: dict[str, Any] = {
@@ -112,16 +104,18 @@ def search(
 def demo(
     folder: Annotated[Path, typer.Option(help="Folder of model, data and run.")] = Path(".demo"),
     trials: Annotated[int, typer.Option(help="Candidates to probe.", min=1)] = 20,
-    memory_budget: Annotated[str | None, typer.Option(help="Peak memory to stay within.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of the search.")] = 0,
+    memory_budget: options.MemoryBudget = None,
+    seed: options.Seed = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the demo's run.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: options.Json = False,
 ) -> int:
     """Search a tiny model on a small chat data set, both made here: no network, no GPU."""
     from autotune.devices import host
     from autotune.executors.subprocess import SubprocessExecutor
+    from autotune.runfolder import RunFolder
 
-    folder.mkdir(parents=True, exist_ok=True)
+    common.make_folder(folder, "--folder")
+    RunFolder(folder / "run").check(resume=resume)  # before the minutes that the worker takes
     common.say(f"making a tiny model and a small chat data set in {folder}")
     executor = SubprocessExecutor(devices=("cpu",))
     try:
@@ -162,7 +156,7 @@ def _search(
 
     if trials is None and limit_s is None:
         trials = DEFAULT_TRIALS
-    _die_on_second_interrupt()
+    interrupts.end_in_order("\ninterrupted: ending the running probe; once more to leave at once")
     progress = Progress(common.stderr_console())
     tuner = Tuner(model, dataset, listener=progress, command=_command_line(), **settings)
     with progress:
@@ -172,11 +166,12 @@ def _search(
     else:
         terminal.render(report, common.stdout_console())
     if report.interrupted:
-        common.say(f"interrupted; continue with: {_resume_command(tuner.folder.path)}")
+        common.say(f"interrupted; continue with: {tuner.resume_command}")
         return common.INTERRUPTED
     report.pick("balanced")  # NoFeasibleConfigError says what came closest
     common.say(f"run folder: {tuner.folder.path}")
-    common.say(f"train with: trl {report.trainer} --config {tuner.folder.configs / 'best.yaml'}")
+    best = shlex.quote(str(tuner.folder.configs / "best.yaml"))
+    common.say(f"train with: {common.program('trl')} {report.trainer} --config {best}")
     return 0
 
 
@@ -194,7 +189,7 @@ def _dry_run(
 
     if trials is None and limit_s is None:
         trials = DEFAULT_TRIALS
-    plan = Tuner(model, dataset, **settings).plan()
+    plan = Tuner(model, dataset, **settings).plan(check=True)
     facts = planned(plan, Budget(trials, limit_s))
     if as_json:
         common.show_json(facts)
@@ -203,14 +198,9 @@ def _dry_run(
     return 0
 
 
-def _words() -> list[str]:
-    """Return the command line as typed; ``python -m autotune`` by its short name."""
-    name = Path(sys.argv[0]).name
-    return ["autotune" if name == "__main__.py" else name, *sys.argv[1:]]
-
-
 def _command_line() -> str:
-    return shlex.join(_words())
+    """Return the command line as it can be typed again; ``python -m autotune`` by its name."""
+    return shlex.join([common.program("autotune"), *sys.argv[1:]])
 
 
 def _check_trainer(name: str, given_space: str | None) -> None:
@@ -223,29 +213,3 @@ def _check_trainer(name: str, given_space: str | None) -> None:
     known = {SearchSpace.load(space).trainer for space in SearchSpace.available()}
     if name not in known and (":" not in name or given_space is None):
         raise UnknownNameError("trainer", name, known)
-
-
-def _resume_command(folder: Path) -> str:
-    words = _words()
-    if "--resume" not in words:
-        words.append("--resume")
-    if "demo" not in words and not any(word.startswith("--run-dir") for word in words):
-        words += ["--run-dir", str(folder)]
-    return shlex.join(words)
-
-
-def _die_on_second_interrupt() -> None:
-    """Let the first Ctrl-C end the search in order, and the second one at once."""
-    count = 0
-
-    def handle(signum: int, frame: object) -> None:
-        nonlocal count
-        count += 1
-        if count > 1:
-            os._exit(common.INTERRUPTED)
-        common.say("\ninterrupted: ending the running probe; once more to leave at once")
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, handle)
-    # A scheduler's polite end is treated like the user's.
-    signal.signal(signal.SIGTERM, handle)

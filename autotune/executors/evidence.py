@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import ExecutorError
+from autotune.executors.disk import disk_full, explaining_disk, task_disk_full
 from autotune.executors.logs import EVENTS, STDERR, last_phase, tail, telling_line
 from autotune.probe.result import Outcome, ProbeResult, Timeline
 from autotune.probe.spec import ProbeSpec
@@ -104,18 +104,28 @@ def conclude(spec: ProbeSpec, ending: Ending) -> ProbeResult:
     return result
 
 
-def write_task(folder: Path, request: Mapping[str, Any]) -> None:
+def write_task(name: str, folder: Path, request: Mapping[str, Any]) -> None:
     """Leave a task's request in its folder.
 
     Raises:
         ExecutorError: If the folder can't be written.
     """
-    with explaining_disk(folder):
+    try:
         tasks.write_json(folder / "request.json", dict(request))
+    except OSError as error:
+        raise task_disk_full(name, folder, request, error) from error
 
 
-def task_answer(name: str, folder: Path, ending: Ending) -> dict[str, Any]:
+def task_answer(
+    name: str, folder: Path, ending: Ending, *, request: Mapping[str, Any]
+) -> dict[str, Any]:
     """Return the answer that a task left.
+
+    Args:
+        name: The task.
+        folder: Took its answer and its logs.
+        ending: How its process ended.
+        request: What it was asked for.
 
     Raises:
         AutotuneError: The error that the task answered with.
@@ -125,7 +135,7 @@ def task_answer(name: str, folder: Path, ending: Ending) -> dict[str, Any]:
     if answer is not None:
         return answer
     if ending.exit_code == tasks.EXIT_DISK_FULL:
-        raise disk_full(folder)
+        raise task_disk_full(name, folder, request)
     words = ending.words
     if ending.timed_out_after_s is not None:
         words = f"not done after {ending.timed_out_after_s:g} s"
@@ -226,28 +236,6 @@ def _memory_proof(spec: ProbeSpec, ending: Ending) -> str:
         if limit and resident is not None and resident >= NEAR_LIMIT_RATIO * limit:
             return f"{format_gib(resident)} were resident of {format_gib(limit)} {name}"
     return ""
-
-
-@contextmanager
-def explaining_disk(folder: Path) -> Iterator[None]:
-    """Turn a failure to write into an ExecutorError that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        if tasks.is_disk_full(error):
-            raise disk_full(folder) from error
-        raise ExecutorError(
-            f"The folder {folder} can't be written ({error}).",
-            hint="Choose a run folder that you may write to.",
-        ) from error
-
-
-def disk_full(folder: Path) -> ExecutorError:
-    """Return the error for a disk without space."""
-    return ExecutorError(
-        f"The disk that holds {folder} is full.",
-        hint="Free some space and resume the search; no candidate was judged by it.",
-    )
 
 
 def _signal_name(number: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 import traceback
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import Any
 from autotune.errors import AutotuneError, ExecutorError
 from autotune.executors import evidence
 from autotune.executors.base import registry
+from autotune.executors.disk import temporary_folder
 from autotune.executors.evidence import Ending
 from autotune.executors.logs import STDERR
 from autotune.probe.result import ProbeResult
@@ -74,12 +74,11 @@ class InProcessExecutor:
             ExecutorError: If the task failed in any other way.
         """
         self._check_open()
-        with tempfile.TemporaryDirectory(prefix="autotune-task-") as temporary:
-            folder = Path(temporary)
-            evidence.write_task(folder, request)
+        with temporary_folder() as folder:
+            evidence.write_task(name, folder, request)
             exit_code = self._run(name, folder, request.get("process_env", {}))
             ending = Ending(asked_at=time.time(), exit_code=exit_code)
-            return evidence.task_answer(name, folder, ending)
+            return evidence.task_answer(name, folder, ending, request=request)
 
     def shutdown(self) -> None:
         """Accept no more probes; safe to call twice."""
@@ -99,7 +98,7 @@ class InProcessExecutor:
             except Exception as error:  # noqa: BLE001  a process would end here, and so tell
                 with (folder / STDERR).open("a") as log:
                     traceback.print_exception(error, file=log)
-                return tasks.EXIT_DISK_FULL if tasks.is_disk_full(error) else 1
+                return tasks.EXIT_DISK_FULL if tasks.ran_out_of_disk(error) else 1
         return 0
 
 

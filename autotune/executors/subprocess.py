@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -15,6 +14,7 @@ from typing import Any
 from autotune.errors import UsageError
 from autotune.executors import evidence
 from autotune.executors.base import registry
+from autotune.executors.disk import temporary_folder
 from autotune.executors.dispatch import Dispatcher
 from autotune.executors.evidence import Ending
 from autotune.executors.jobs import Job, Slot
@@ -138,15 +138,11 @@ class SubprocessExecutor:
             AutotuneError: The very error the task raised.
             ExecutorError: If the task could not be run, ran out of time or its process died.
         """
-        # Whoever gives up waiting leaves before the task has stopped writing.
-        with tempfile.TemporaryDirectory(
-            prefix="autotune-task-", ignore_cleanup_errors=True
-        ) as temporary:
-            folder = Path(temporary)
+        with temporary_folder() as folder:
 
             def begin(slot: Slot, asked_at: float) -> Path:
                 placed = {**request, "device": slot.device} if "device" in request else request
-                evidence.write_task(folder, placed)
+                evidence.write_task(name, folder, placed)
                 return folder
 
             job = Job(
@@ -154,7 +150,7 @@ class SubprocessExecutor:
                 timeout_s=timeout_s,
                 process_env=request.get("process_env", {}),
                 begin=begin,
-                finish=lambda ending: evidence.task_answer(name, folder, ending),
+                finish=lambda ending: evidence.task_answer(name, folder, ending, request=request),
             )
             self._dispatcher.submit(job)
             try:

@@ -39,7 +39,21 @@ def append(path: Path, kind: str, value: Mapping[str, Any]) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Return all whole records, oldest first; an empty list if there is no file.
+    """Return all whole records, oldest first; see :func:`read_numbered`."""
+    return [record for _, record in read_numbered(path)]
+
+
+def damaged(path: Path, line: int, reason: str = "") -> JournalError:
+    """Return the error for a line that holds no record that can be understood."""
+    return JournalError(
+        f"{path}, line {line} is damaged{f': {reason}' if reason else ''}.",
+        hint="Delete that line to go on without its result; each probe's own result.json "
+        "is kept under probes/.",
+    )
+
+
+def read_numbered(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Return all whole records, oldest first, each with its line; empty if there is no file.
 
     Raises:
         JournalError: If a line other than the last cannot be read, or the schema is newer.
@@ -49,7 +63,10 @@ def read(path: Path) -> list[dict[str, Any]]:
     try:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
-        raise JournalError(f"{path} cannot be read: {error.strerror or error}.") from error
+        raise JournalError(
+            f"{path} cannot be read: {error.strerror or error}.",
+            hint="Mend what keeps it from being read, and continue with --resume.",
+        ) from error
     records = []
     last = max((number for number, line in enumerate(lines) if line.strip()), default=-1)
     for number, line in enumerate(lines):
@@ -61,17 +78,13 @@ def read(path: Path) -> list[dict[str, Any]]:
         except (ValueError, KeyError, TypeError) as error:
             if number == last and number == len(lines) - 1:
                 break  # no newline after it: the write was cut off
-            raise JournalError(
-                f"{path}, line {number + 1} is damaged.",
-                hint="Delete that line to go on without its result; each probe's own result.json "
-                "is kept under probes/.",
-            ) from error
+            raise damaged(path, number + 1) from error
         if schema > SCHEMA:
             raise JournalError(
                 f"{path} was written by a newer version (schema {schema}).",
                 hint="Update autotune to read it.",
             )
-        records.append(record)
+        records.append((number + 1, record))
     return records
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,12 +21,22 @@ def gib(num_bytes: int | float | None) -> str:
 
 
 def rate(interval: Interval | None) -> str:
-    """Return the median and, after ``±``, half the interquartile range as a share of it."""
+    """Return the median rate with its unit and its spread: ``1,234 tokens/s (IQR 2.1%)``."""
     if interval is None:
-        return UNKNOWN
-    if interval.low == interval.high:
-        return format_rate(interval.median)
-    return f"{format_rate(interval.median)} ±{interval.spread_ratio / 2:.1%}"
+        return f"{UNKNOWN} tokens/s"
+    known = spread(interval)
+    aside = "" if known == UNKNOWN else f" (IQR {known})"
+    return f"{format_rate(interval.median)} tokens/s{aside}"
+
+
+def spread(interval: Interval | None) -> str:
+    """Return the interquartile range as a share of the median; ``-`` if it is not known.
+
+    This is the one measure of spread: in tables, in lines and in warnings.
+    """
+    if interval is None or interval.low == interval.high:
+        return UNKNOWN  # a single step has no spread
+    return f"{interval.spread_ratio:.1%}"
 
 
 def percent(share: float | None) -> str:
@@ -79,7 +90,8 @@ def table_row(trial: Trial, gain: Gain | None) -> dict[str, str]:
         "trial": str(trial.number),
         "source": trial.source,
         "GiB": gib(trial.peak_bytes),
-        "tokens/s": rate(trial.tokens_per_s),
+        "tokens/s": format_rate(trial.tokens_per_s.median if trial.tokens_per_s else None),
+        "IQR": spread(trial.tokens_per_s),
         "samples/s": format_rate(trial.samples_per_s.median if trial.samples_per_s else None),
         "epoch": format_duration(epoch_time_s(trial)),
         "padding": percent(padding_share(trial)),
@@ -93,13 +105,14 @@ def table_row(trial: Trial, gain: Gain | None) -> dict[str, str]:
 def probe_line(trial: Trial, baseline: Trial | None = None) -> str:
     """Return one plain line about a trial: knobs, outcome, rate, peak, gain over the baseline."""
     parts = [f"trial {trial.number}", settings(trial.changed)]
+    repeats = [f"after {repeated(trial)}"] if trial.repeated else []
     if trial.skipped_because is not None:
         return "  ".join([*parts, f"{trial.outcome.value} (not run: {trial.skipped_because})"])
     if trial.outcome is not Outcome.OK:
-        return "  ".join([*parts, ending(trial)])
+        return "  ".join([*parts, ending(trial), *repeats])
     over = [name for name, value in trial.violations.items() if value > 0]
     parts.append(f"ok, over {', '.join(over)}" if over else "ok")
-    parts.append(f"{rate(trial.tokens_per_s)} tokens/s")
+    parts.append(rate(trial.tokens_per_s))
     edge = ", on the edge" if trial.on_the_edge else ""
     parts.append(f"{format_gib(trial.peak_bytes)} ({trial.source}{edge})")
     gain = gain_of(trial, baseline)
@@ -108,7 +121,18 @@ def probe_line(trial: Trial, baseline: Trial | None = None) -> str:
             f"{ratio(gain.rate_ratio, is_tied=gain.rate_is_tied)} rate,"
             f" {ratio(gain.memory_ratio, is_tied=gain.memory_is_tied)} memory"
         )
-    return "  ".join(parts)
+    return "  ".join([*parts, *repeats])
+
+
+def repeated(trial: Trial) -> str:
+    """Return which probes of a trial had to be repeated, such as ``2 probes that were lost``."""
+    counts = Counter(item.outcome for item in trial.repeated)
+    words = {Outcome.CRASHED: "crashed", Outcome.LOST: "was lost"}
+    return " and ".join(
+        f"{'a probe' if count == 1 else f'{count} probes'} that"
+        f" {words[outcome] if count == 1 else words[outcome].replace('was', 'were')}"
+        for outcome, count in counts.items()
+    )
 
 
 def ending(trial: Trial) -> str:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import io
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from pathlib import Path
@@ -31,10 +31,15 @@ QUANTILES = (0.5, 0.9, 0.95, 0.99)
 SUFFIXES = (".png", ".svg")
 BAR_WIDTH = 40
 
+LOST_STEPS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001, 0.0)
+"""Losses to choose between; for each, the shortest length that keeps to it is shown."""
+
 LEGEND = (
-    "lost: share of the loss tokens that truncation drops; bfd packing cuts the same way, while"
-    " bfd_split cuts the same rows into pieces and wrapped cuts at any place, and both keep every"
-    " token. padding: share of positions in random batches of that many rows."
+    "rows cut: rows longer than max_length. rows dropped: rows that truncation leaves without any"
+    " token with loss, so that nothing is learnt from them. lost: share of the loss tokens that"
+    " truncation drops; bfd packing cuts the same way, while bfd_split cuts the same rows into"
+    " pieces and wrapped cuts at any place, and both keep every token. padding: share of positions"
+    " in random batches of that many rows."
 )
 
 
@@ -148,8 +153,29 @@ def to_json(profile: DataProfile) -> dict[str, Any]:
     }
 
 
-def render_text(profile: DataProfile, *, width: int = 100) -> str:
-    """Return summary, histogram and table as plain text."""
+def telling_rows(rows: Sequence[LengthRow]) -> tuple[LengthRow, ...]:
+    """Return the rows that a choice is made between: each keeps more than the one before.
+
+    Lengths that lose more than half are left out, unless there is no other, and so are those
+    beyond the first that loses nothing.
+    """
+    found = {}
+    for step in LOST_STEPS:
+        for row in rows:
+            if row.lost_truncation_share <= step or row is rows[-1]:
+                found[row.max_length] = row
+                break
+    return tuple(found.values())
+
+
+def render_text(profile: DataProfile, *, width: int = 100, every: bool = False) -> str:
+    """Return summary, histogram and table as plain text.
+
+    Args:
+        profile: The lengths.
+        width: Columns of running text.
+        every: Whether to table every length, not only those that tell something.
+    """
     quantiles = ", ".join(f"{share:.0%} {profile.quantile(share):,}" for share in QUANTILES)
     empty = f" ({profile.num_empty_rows:,} empty ones left out)" if profile.num_empty_rows else ""
     summary = (
@@ -157,8 +183,16 @@ def render_text(profile: DataProfile, *, width: int = 100) -> str:
         f" {profile.num_loss_tokens:,} of them with loss. Lengths: mean"
         f" {profile.mean_length:,.0f}, {quantiles}, longest {profile.longest:,}."
     )
-    parts = [textwrap.fill(summary, width), histogram(profile), _table(profile)]
-    return "\n\n".join([*parts, textwrap.fill(LEGEND, width)]) + "\n"
+    rows = length_rows(profile)
+    shown = rows if every or len(rows) <= len(LOST_STEPS) else telling_rows(rows)
+    legend = LEGEND
+    if len(shown) < len(rows):
+        legend += (
+            f" Shown are the shortest lengths for each loss worth choosing; --all tables all"
+            f" {len(rows)}."
+        )
+    parts = [textwrap.fill(summary, width), histogram(profile), _table(shown)]
+    return "\n\n".join([*parts, textwrap.fill(legend, width)]) + "\n"
 
 
 def bins(profile: DataProfile) -> tuple[tuple[int, int, int], ...]:
@@ -193,6 +227,27 @@ def histogram(profile: DataProfile, *, bar_width: int = BAR_WIDTH) -> str:
     return "\n".join(lines)
 
 
+def check_plot(path: Path) -> Any:
+    """Return matplotlib's module of figures, if a plot can be written under that name.
+
+    Raises:
+        UsageError: If the suffix is neither .png nor .svg.
+        PrerequisiteError: If matplotlib is missing.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        raise UsageError(
+            f"a plot cannot be written as {path.name!r}.",
+            hint=f"End the name in {' or '.join(SUFFIXES)}.",
+        )
+    try:
+        return import_module("matplotlib.figure")
+    except ImportError as error:
+        raise PrerequisiteError(
+            "drawing needs matplotlib, which is not installed.",
+            hint="Install it with: pip install 'trl-autotune[plot]'",
+        ) from error
+
+
 def plot(profile: DataProfile, path: str | Path) -> Path:
     """Draw the lengths and what is kept at each ``max_length``, and return the path.
 
@@ -205,18 +260,7 @@ def plot(profile: DataProfile, path: str | Path) -> Path:
         PrerequisiteError: If matplotlib is missing.
     """
     target = Path(path)
-    if target.suffix.lower() not in SUFFIXES:
-        raise UsageError(
-            f"a plot cannot be written as {target.name!r}.",
-            hint=f"End the name in {' or '.join(SUFFIXES)}.",
-        )
-    try:
-        figure_module = import_module("matplotlib.figure")
-    except ImportError as error:
-        raise PrerequisiteError(
-            "drawing needs matplotlib, which is not installed.",
-            hint="Install it with: pip install 'trl-autotune[plot]'",
-        ) from error
+    figure_module = check_plot(target)
     # A Figure of its own, not pyplot: no display is needed and no global state is touched.
     figure = figure_module.Figure(figsize=(9, 4.5), layout="constrained")
     rows_axes, kept_axes = figure.subplots(1, 2)
@@ -241,7 +285,7 @@ def plot(profile: DataProfile, path: str | Path) -> Path:
     return target
 
 
-def _table(profile: DataProfile) -> str:
+def _table(rows: Sequence[LengthRow]) -> str:
     titles = ["max_length", "rows cut", "rows dropped", "lost", *(f"x{b}" for b in MICRO_BATCHES)]
     cells = [
         [
@@ -251,7 +295,7 @@ def _table(profile: DataProfile) -> str:
             percent(row.lost_truncation_share),
             *(percent(row.padding_shares[size]) for size in MICRO_BATCHES),
         ]
-        for row in length_rows(profile)
+        for row in rows
     ]
     titles[4] = f"padding {titles[4]}"
     sizes = [max(len(line[i]) for line in [titles, *cells]) for i in range(len(titles))]

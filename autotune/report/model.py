@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune import objectives
 from autotune.errors import JournalError, UnknownNameError
-from autotune.probe import trl_yaml
+from autotune.probe import trl_yaml, typed
 from autotune.probe.result import Outcome
 from autotune.report import pareto
 from autotune.report.compare import Gain, gain_of, nothing_fits
@@ -180,14 +180,20 @@ class Report:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Report:
-        """Return the record that :meth:`to_dict` wrote."""
+        """Return the record that :meth:`to_dict` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: If it is not such a record.
+        """
         values = dict(data)
         for name in (*_TEXTS, "pareto_numbers"):
             values[name] = tuple(values[name])
         for name in _PAIRS:
             values[name] = tuple((first, second) for first, second in values[name])
         values["trials"] = tuple(Trial.from_dict(item) for item in values["trials"])
-        return cls(**values)
+        report = cls(**values)
+        typed.check(report)
+        return report
 
     def save(self, path: str | Path) -> Path:
         """Write the report as JSON, the old or the new text as a whole, and return the path."""
@@ -201,11 +207,20 @@ class Report:
         Raises:
             JournalError: If there is none, or it is of another version or broken.
         """
+        path = Path(path)
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise JournalError(f"the report {path} cannot be read: {error}.") from error
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise JournalError(
+                f"the report {path} cannot be read: {error.strerror or error}.",
+                hint="Give the run folder of a search, or its report.json.",
+            ) from error
+        except ValueError as error:
+            reason = str(error) if path.stat().st_size else "it is empty"
+            raise _damaged(path, reason) from error
         found = data.get("schema") if isinstance(data, dict) else None
+        if not typed.has_type(found, int):
+            raise _damaged(path, "it does not say of which schema it is")
         if found != SCHEMA:
             raise JournalError(
                 f"the report {path} has schema {found}; this version reads schema {SCHEMA}.",
@@ -213,8 +228,10 @@ class Report:
             )
         try:
             return cls.from_dict(data)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise JournalError(f"the report {path} is incomplete: {error!r}.") from error
+        except KeyError as error:
+            raise _damaged(path, f"{error} is missing") from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise _damaged(path, str(error)) from error
 
     def _members(self) -> list[Trial]:
         members = [item for item in self.trials if item.number in self.pareto_numbers]
@@ -249,6 +266,16 @@ def probe_work_s(trials: Iterable[Trial]) -> float:
     return sum(
         (line.load_s or 0.0) + (line.steps_s or 0.0) or (line.total_s or 0.0) for line in lines
     )
+
+
+def _damaged(path: Path, reason: str) -> JournalError:
+    hint = "Give the run folder of a search; its report is made from what is in there."
+    if (path.parent / "run.json").exists():
+        hint = (
+            "Nothing measured is lost: give the command that started the search again, with"
+            f" --run-dir {path.parent} --resume, and it writes the report anew from probes.jsonl."
+        )
+    return JournalError(f"the report {path} is damaged: {reason}.", hint=hint)
 
 
 def _rate(trial: Trial) -> float:

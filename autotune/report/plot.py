@@ -10,6 +10,9 @@ from autotune.report.trial import Trial
 from autotune.units import format_gib, format_rate
 
 MARGIN = 10
+FLAT_RATIO = 1e-3
+"""Values that differ by less are drawn in one place, in the middle of their axis."""
+
 BUDGET_IN_SIGHT = 2.0
 """A budget beyond this many times the greatest peak would squeeze all points to one side."""
 
@@ -28,15 +31,15 @@ def scatter(
     Trials that ended before they had a rate are drawn at the foot of the budget line.
 
     Returns:
-        Lines joined by line breaks; empty if no trial has both values.
+        Lines joined by line breaks; empty if no two trials differ in what would be drawn.
     """
     points = [
         (item.peak_bytes, item.tokens_per_s.median, item)
         for item in trials
         if item.peak_bytes is not None and item.tokens_per_s is not None
     ]
-    if not points:
-        return ""
+    if len({(peak, rate) for peak, rate, _ in points}) < 2:
+        return ""  # one mark in an empty frame shows nothing that the table does not
     no_memory = (Outcome.DEVICE_OOM, Outcome.HOST_OOM)
     num_oom = sum(item.outcome in no_memory for item in trials)
     peaks = [float(peak) for peak, _, _ in points]
@@ -58,14 +61,21 @@ def scatter(
             if "·xPb".index(mark) == rank:
                 grid[y_axis.cell(rate)][x_axis.cell(peak)] = mark
     lines = [f"tokens/s, {' and '.join(sorted({item.source for _, _, item in points}))}"]
-    labels = {0: y_axis.low, height - 1: y_axis.high}
+    labels = {y_axis.cell(value): value for value in (y_axis.low, y_axis.high)}
     for row in range(height - 1, -1, -1):
         label = format_rate(labels[row]) if row in labels else ""
         lines.append(f"{label:>{MARGIN - 2}} ┤{''.join(grid[row]).rstrip()}")
     lines.append(" " * (MARGIN - 1) + "└" + "─" * x_axis.size)
-    low, high = gib(x_axis.low), f"{gib(x_axis.high)} GiB"
-    lines.append(" " * MARGIN + low + high.rjust(max(x_axis.size - len(low), len(high) + 1)))
+    lines.append(" " * MARGIN + _foot(x_axis))
     return "\n".join([*lines, *_legend(budget_bytes, is_drawn, num_oom)])
+
+
+def _foot(axis: _Axis) -> str:
+    """Return the values at the ends of the memory's axis, or the one under its middle."""
+    low, high = gib(axis.low), f"{gib(axis.high)} GiB"
+    if axis.is_flat:
+        return f"{high:^{axis.size}}".rstrip()
+    return low + high.rjust(max(axis.size - len(low), len(high) + 1))
 
 
 def _legend(
@@ -98,9 +108,11 @@ class _Axis:
     def __init__(self, values: Sequence[float], size: int) -> None:
         self.size = max(size, 2)
         self.low, self.high = min(values), max(values)
-        if self.low == self.high:
-            self.low, self.high = self.low * 0.9, self.high * 1.1 or 1.0
+        # As far as labels can tell: they should not claim a range that is rounding alone.
+        self.is_flat = self.high - self.low <= FLAT_RATIO * abs(self.high)
 
     def cell(self, value: float) -> int:
+        if self.is_flat:
+            return (self.size - 1) // 2
         share = (value - self.low) / (self.high - self.low)
         return round(share * (self.size - 1))

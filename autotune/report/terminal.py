@@ -24,9 +24,9 @@ DISPENSABLE = ("samples/s", "padding", "epoch")
 """Columns left out, in this order, where the table is too wide."""
 
 LEGEND = (
-    "GiB: peak memory. ±: half the interquartile range. trained: share of the data's loss tokens."
-    " rate, memory: against the baseline, ~ within the noise. training: same as the baseline's"
-    " within rounding, or what differs."
+    "GiB: peak memory. tokens/s: median. IQR: its interquartile range over the median. trained:"
+    " share of the data's loss tokens. rate, memory: against the baseline, ~ within the noise."
+    " training: same as the baseline's within rounding, or what differs."
 )
 
 
@@ -105,7 +105,8 @@ def _parts(report: Report, width: int, *, plot: bool, verbose: bool) -> list[Tex
         parts.append(_bullets("Not searched", reasons, width, "dim"))
     elif left_out:
         listed = ", ".join(name for name, _ in left_out)
-        parts.append(Text(_wrap(f"Not searched: {listed}.", width), style="dim"))
+        text = f"Not searched: {listed}. `autotune report RUN --verbose` says why."
+        parts.append(Text(_wrap(text, width), style="dim"))
     for part in parts:
         part.rstrip()
         part.append("\n")
@@ -148,7 +149,7 @@ def _baseline(report: Report) -> str:
     limits = f"; it is over a limit ({', '.join(over)})" if over else ""
     return (
         f"The baseline, trial {trial.number}, is {trial.source} at"
-        f" {rate(trial.tokens_per_s)} tokens/s and a peak of"
+        f" {rate(trial.tokens_per_s)} and a peak of"
         f" {format_gib(trial.peak_bytes)}{limits}."
     )
 
@@ -191,6 +192,8 @@ def _counts(trials: Sequence[Trial]) -> str:
         implied = sum(item.skipped_because is not None for item in ended)
         notes = [f"{over} over a limit"] if over else []
         notes += [f"{implied} not run"] if implied else []
+        again = sum(bool(item.repeated) for item in ended)
+        notes += [f"{again} after repeated probes"] if again else []
         aside = f" ({', '.join(notes)})" if notes else ""
         texts.append(f"{outcome.value} {len(ended)}{aside}")
     return f"Outcomes: {', '.join(texts)}."

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.objectives import Objective
-from autotune.probe import trl_yaml
+from autotune.probe import trl_yaml, typed
 from autotune.probe.result import Interval, Measurement, MemoryPeak, Outcome, ProbeResult
 
 NUM_CONFIRMED_PROBES = 2
@@ -69,6 +69,15 @@ class Trial:
     def num_probes(self) -> int:
         """Return how many probes were run."""
         return len(self.results)
+
+    @property
+    def repeated(self) -> tuple[ProbeResult, ...]:
+        """Return the probes that said nothing about the candidate, so that others were run.
+
+        The last one, if it is the trial's own outcome, was not repeated any more.
+        """
+        found = [item for item in self.results if not item.outcome.is_verdict]
+        return tuple(found if self.outcome.is_verdict else found[:-1])
 
     @property
     def confirmed(self) -> bool:
@@ -166,12 +175,18 @@ class Trial:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Trial:
-        """Return the record that :meth:`to_dict` wrote."""
+        """Return the record that :meth:`to_dict` wrote.
+
+        Raises:
+            KeyError, TypeError, ValueError, AttributeError: If it is not such a record.
+        """
         values = dict(data)
         values["outcome"] = Outcome(values["outcome"])
         values["changes"] = tuple(values["changes"])
         values["results"] = tuple(ProbeResult.from_dict(item) for item in values["results"])
-        return cls(**values)
+        trial = cls(**values)
+        typed.check(trial)
+        return trial
 
 
 _MAPPINGS = ("candidate", "config", "changed", "violations")

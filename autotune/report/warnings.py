@@ -20,12 +20,15 @@ CPU_LIMIT = 0.15
 NUM_NAMED = 5
 
 
-def collect(trials: Sequence[Trial], *, pareto: Collection[int] = ()) -> tuple[str, ...]:
+def collect(
+    trials: Sequence[Trial], *, pareto: Collection[int] = (), resume_with: str = ""
+) -> tuple[str, ...]:
     """Return the warnings about a search's measurements.
 
     Args:
         trials: All trials.
         pareto: Numbers of the recommended trials; named first, and checked for confirmation.
+        resume_with: The command that goes on with the search, for who wants a second probe.
     """
     measured = [item for item in trials if item.source == "measured" and item.measurements]
     measured.sort(key=lambda item: (item.number not in pareto, item.number))
@@ -36,7 +39,8 @@ def collect(trials: Sequence[Trial], *, pareto: Collection[int] = ()) -> tuple[s
         _busy_host(measured),
         *_environments(trials),
         _on_the_edge(sorted(trials, key=lambda item: (item.number not in pareto, item.number))),
-        _unconfirmed(measured, pareto),
+        _repeated(trials),
+        _unconfirmed(measured, pareto, resume_with),
     ]
     return tuple(text for text in found if text)
 
@@ -133,11 +137,30 @@ def _on_the_edge(trials: Sequence[Trial]) -> str:
     )
 
 
-def _unconfirmed(trials: Sequence[Trial], pareto: Collection[int]) -> str:
+def _repeated(trials: Sequence[Trial]) -> str:
+    found = {item.number: item.repeated for item in trials if item.repeated}
+    if not found:
+        return ""
+    all_of_them = [result for results in found.values() for result in results]
+    last = all_of_them[-1]
+    detail = next(iter(last.detail.splitlines()), "")
+    what = "A probe" if len(all_of_them) == 1 else f"{len(all_of_them)} probes"
+    return (
+        f"{what} crashed or vanished and had to be repeated, in {_names(found)} (the last one"
+        f" {last.outcome.value}{f': {detail}' if detail else ''}). Their figures are from the"
+        f" repeats; see probes/{last.probe_id}/stderr.log, and look for what ends processes here."
+    )
+
+
+def _unconfirmed(trials: Sequence[Trial], pareto: Collection[int], resume_with: str) -> str:
     once = {item.number: 1 for item in trials if item.number in pareto and not item.confirmed}
     if not once:
         return ""
-    return f"Recommended on a single probe: {_names(once)}. Confirm before relying on it."
+    command = f"with: {resume_with}" if resume_with else "with the same command and --resume."
+    return (
+        f"Recommended on a single probe: {_names(once)}. A search confirms at its end; if it was"
+        f" ended before that, confirm {command}"
+    )
 
 
 def _num_steps(trial: Trial) -> int:

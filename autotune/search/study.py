@@ -8,24 +8,27 @@ and ``lost`` say nothing about it and are FAIL. Values are never invented.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import optuna
 from optuna.trial import TrialState
 
-from autotune.errors import JournalError, PrerequisiteError, StudyMismatchError
+from autotune.differences import differences
+from autotune.errors import StudyMismatchError
 from autotune.probe.result import Outcome
 from autotune.search import samplers
+from autotune.search.storage import open_storage, recording
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
 Value = Any
 Draw = Callable[[Callable[[str, Sequence[Value], bool], Value]], dict[str, Value]]
 
+_BEFORE_THE_FIRST_PROBE = (
+    "Free space on the disk, or mend the storage, and give the same command again."
+)
 _REFUSALS = tuple(
     outcome.value for outcome in Outcome if outcome.is_verdict and outcome is not Outcome.OK
 )
@@ -42,24 +45,6 @@ class Proposal:
 
     candidate: dict[str, Value]
     handle: optuna.trial.Trial
-
-
-@contextmanager
-def _recording() -> Iterator[None]:
-    """Turn what a full disk or a lost database raises into an error of ours.
-
-    Raises:
-        JournalError: If the study cannot be read or written.
-    """
-    try:
-        yield
-    except (OSError, optuna.exceptions.StorageInternalError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise JournalError(
-            f"the study cannot be read or written: {reason}.",
-            hint="Free space on the disk, or mend the storage, and continue with --resume; "
-            "finished probes are kept.",
-        ) from error
 
 
 class Study:
@@ -92,13 +77,14 @@ class Study:
     ) -> None:
         self._draw = draw
         self._owner = owner
-        self._study = optuna.create_study(
-            storage=_open_storage(storage),
-            study_name=name,
-            directions=list(directions),
-            load_if_exists=True,
-        )
-        self._check_identity(identity)
+        with recording(_BEFORE_THE_FIRST_PROBE):
+            self._study = optuna.create_study(
+                storage=open_storage(storage),
+                study_name=name,
+                directions=list(directions),
+                load_if_exists=True,
+            )
+            self._check_identity(identity)
         # A resumed run, or another host's, must not draw the candidates of the first one again.
         seed = (seed + len(self._study.get_trials(deepcopy=False))) % 2**32
         self._study.sampler = samplers.build(sampler, seed=seed, num_trials=num_trials)
@@ -108,15 +94,15 @@ class Study:
         if known is None:
             self._study.set_user_attr("identity", dict(identity))
             return
-        different = sorted(key for key in identity if identity[key] != known.get(key))
-        if different:
+        found = differences(known, json.loads(json.dumps(dict(identity))))
+        if found:
             raise StudyMismatchError(
-                f"the study {self._study.study_name!r} belongs to another search: "
-                f"{', '.join(different)} differ.",
-                hint="Use another --study or --run-dir.",
+                f"the study {self._study.study_name!r} belongs to another search"
+                f" ({'; '.join(found)}).",
+                hint="Use the same settings as before, or another --study or --run-dir.",
             )
 
-    @_recording()
+    @recording()
     def close_abandoned(self) -> int:
         """Mark trials that this run left running (a kill, a crash) as failed; return how many."""
         abandoned = [
@@ -128,7 +114,7 @@ class Study:
             self._study.tell(trial.number, state=TrialState.FAIL)
         return len(abandoned)
 
-    @_recording()
+    @recording()
     def enqueue(self, candidate: Mapping[str, Value]) -> bool:
         """Make the next :meth:`ask` propose ``candidate``; False if the space cannot draw it."""
         params: dict[str, Value] = {}
@@ -148,7 +134,7 @@ class Study:
         self._study.enqueue_trial(params)
         return True
 
-    @_recording()
+    @recording()
     def ask(self) -> Proposal:
         """Return the next candidate."""
         trial = self._study.ask()
@@ -157,7 +143,7 @@ class Study:
         trial.set_user_attr("candidate", json.dumps(candidate))
         return Proposal(candidate=candidate, handle=trial)
 
-    @_recording()
+    @recording()
     def tell_ok(
         self,
         proposal: Proposal,
@@ -173,7 +159,7 @@ class Study:
         self._attributes(proposal, {"outcome": Outcome.OK.value, **attributes})
         self._study.tell(proposal.handle, list(values))
 
-    @_recording()
+    @recording()
     def tell_refused(
         self, proposal: Proposal, outcome: Outcome, attributes: Mapping[str, Any]
     ) -> None:
@@ -185,7 +171,7 @@ class Study:
         else:
             self._study.tell(proposal.handle, state=TrialState.FAIL)
 
-    @_recording()
+    @recording()
     def tell_known(self, proposal: Proposal, number: int) -> None:
         """Tell that this candidate is trial ``number`` again and was not probed.
 
@@ -195,7 +181,7 @@ class Study:
         self._attributes(proposal, {"same_as": number})
         self._study.tell(proposal.handle, state=TrialState.FAIL)
 
-    @_recording()
+    @recording()
     def known_elsewhere(self) -> set[str]:
         """Return the digests of candidates that other runs of a shared study have probed."""
         return {
@@ -204,7 +190,7 @@ class Study:
             if "digest" in trial.user_attrs and trial.user_attrs.get("owner") != self._owner
         }
 
-    @_recording()
+    @recording()
     def mark_digest(self, proposal: Proposal, digest: str) -> None:
         """Note the candidate's digest as soon as its probe starts, for runs beside this one."""
         proposal.handle.set_user_attr("digest", digest)
@@ -221,29 +207,3 @@ def _suggest(
     if ordered:
         return values[trial.suggest_int(name, 0, len(values) - 1)]
     return trial.suggest_categorical(name, list(values))
-
-
-def _open_storage(storage: str) -> optuna.storages.BaseStorage:
-    from optuna.storages.journal import JournalFileBackend, JournalStorage
-
-    try:
-        if "://" in storage:
-            return optuna.storages.get_storage(storage)
-        Path(storage).parent.mkdir(parents=True, exist_ok=True)
-        return JournalStorage(JournalFileBackend(storage))
-    except OSError as error:
-        raise JournalError(
-            f"the study {storage!r} cannot be opened: {error.strerror or error}."
-        ) from error
-    except (ValueError, KeyError, AssertionError) as error:
-        if "://" not in storage:
-            raise JournalError(
-                f"Optuna's journal {storage} is damaged.",
-                hint="Delete it and continue with --resume: the results are in probes.jsonl.",
-            ) from error
-        raise PrerequisiteError(f"the study {storage!r} cannot be opened: {error}") from error
-    except Exception as error:
-        raise PrerequisiteError(
-            f"the study storage {storage!r} cannot be opened: {error}",
-            hint="Give a file path, or an Optuna URL such as sqlite:///study.db.",
-        ) from error

@@ -55,7 +55,7 @@ def run_to_exit(task: str, folder: Path, *, parent_pid: int) -> NoReturn:
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException as error:  # noqa: BLE001  the process ends here; its exit code tells
-        code = tasks.EXIT_DISK_FULL if tasks.is_disk_full(error) else 1
+        code = tasks.EXIT_DISK_FULL if tasks.ran_out_of_disk(error) else 1
         with suppress(OSError, ValueError):
             traceback.print_exc(file=log)
     finally:

@@ -76,6 +76,21 @@ def is_disk_full(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def ran_out_of_disk(error: BaseException) -> bool:
+    """Whether ``error``, or what it was raised from, says that there is no disk space left.
+
+    Libraries wrap it: ``datasets`` raises its own error from the one of the system.
+    """
+    seen: set[int] = set()
+    item: BaseException | None = error
+    while item is not None and id(item) not in seen:
+        if is_disk_full(item):
+            return True
+        seen.add(id(item))
+        item = item.__cause__ or item.__context__
+    return False
+
+
 def write_json(path: Path, value: object) -> None:
     """Write ``value`` so that ``path`` holds either the old or the whole new text."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")

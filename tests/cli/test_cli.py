@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +19,8 @@ from typing import Any
 import pytest
 import yaml
 
-from autotune import doctor, tuner
+from autotune import doctor, tuner, verify
+from autotune.cli import trl_keys
 from autotune.cli.main import main
 from autotune.errors import ExecutorError
 from autotune.probe.result import Outcome
@@ -23,6 +28,7 @@ from autotune.probe.spec import ProbeSpec
 from autotune.report.model import Report
 from autotune.testing.fakes import FakeExecutor, MemoryWall
 from autotune.testing.searches import make_answers
+from autotune.verify import Check, Comparison
 
 GIB = 1 << 30
 SEARCH = ("search", "some/model", "some/rows", "--space", "quick")
@@ -154,6 +160,25 @@ def test_options_reach_the_search(machine: dict[str, Any], cli: Callable[..., Do
     assert spec.memory_budget_bytes == 10 * GIB
 
 
+def test_commands_that_are_shown_can_be_typed_without_an_activated_environment(
+    machine: dict[str, Any], cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands = Path(".venv/bin")
+    commands.mkdir(parents=True)
+    for name in ("python", "trl", "autotune"):
+        (commands / name).touch(mode=0o755)
+    monkeypatch.setattr(sys, "executable", str(commands.resolve() / "python"))
+    monkeypatch.setattr(sys, "argv", ["/anywhere/autotune", *SEARCH, "--trials", "1"])
+    monkeypatch.setenv("PATH", "/nowhere")
+    done = cli(*SEARCH, "--trials", 1, "--run-dir", "one")
+    assert "train with: .venv/bin/trl sft --config " in done.err
+    assert Report.load("one/report.json").command.startswith(".venv/bin/autotune search ")
+    monkeypatch.setenv("PATH", str(commands.resolve()))
+    done = cli(*SEARCH, "--trials", 1, "--run-dir", "two")
+    assert "train with: trl sft --config " in done.err
+    assert Report.load("two/report.json").command.startswith("autotune search ")
+
+
 def test_the_default_run_folder_is_under_runs(
     machine: dict[str, Any], cli: Callable[..., Done]
 ) -> None:
@@ -243,6 +268,68 @@ def test_a_run_is_not_overwritten(found: Path, cli: Callable[..., Done]) -> None
     assert (found / "probes.jsonl").read_bytes() == before
 
 
+@pytest.mark.parametrize("name", ["file", "file/deep", "x" * 300, "file/../file"])
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_wrong_run_folder_is_exit_code_2(
+    name: str, dry: list[str], machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    Path("file").touch()
+    done = cli(*SEARCH, "--run-dir", name, *dry)
+    assert done.code == 2, done.err
+    assert "cannot be a run folder" in done.err
+    assert "--run-dir" in done.err
+    assert machine["made"] == []
+
+
+@pytest.mark.parametrize("name", ["file", "file/deep", "x" * 300])
+def test_a_wrong_folder_for_the_demo_is_exit_code_2(name: str, cli: Callable[..., Done]) -> None:
+    Path("file").touch()
+    done = cli("demo", "--folder", name)
+    assert done.code == 2, done.err
+    assert "--folder" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_the_demo_looks_at_its_run_folder_first(cli: Callable[..., Done]) -> None:
+    Path("mine/run").mkdir(parents=True)
+    Path("mine/run/run.json").write_text("{}")
+    done = cli("demo", "--folder", "mine")
+    assert done.code == 2
+    assert "--resume" in done.err
+    assert [path.name for path in Path("mine").iterdir()] == ["run"]
+
+
+def test_a_folder_that_may_not_be_written_is_exit_code_2(
+    machine: dict[str, Any], cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(self: Path, *_: Any, **__: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    for arguments in ((*SEARCH, "--run-dir", "here"), ("demo", "--folder", "here")):
+        done = cli(*arguments)
+        assert done.code == 2, done.err
+        assert "Permission denied" in done.err
+        assert "hint:" in done.err
+
+
+def test_a_disk_that_is_full_before_the_first_probe(
+    machine: dict[str, Any], cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        done = cli(*SEARCH, "--trials", 2, "--run-dir", "here")
+    assert done.code == 1
+    # There is no search to resume yet, and the folder is free to start one.
+    assert "--resume" not in done.err
+    assert "give the same command again" in done.err
+    assert not Path("here").exists()
+    assert cli(*SEARCH, "--trials", 2, "--run-dir", "here").code == 0
+
+
 def test_a_strangers_folder_is_left_alone(
     machine: dict[str, Any], cli: Callable[..., Done]
 ) -> None:
@@ -256,7 +343,7 @@ def test_a_strangers_folder_is_left_alone(
 def test_a_resumed_run_must_be_the_same_search(found: Path, cli: Callable[..., Done]) -> None:
     done = cli(*SEARCH, "--run-dir", found, "--resume", "--global-batch", 32)
     assert done.code == 2
-    assert "global_batch" in done.err
+    assert "--global-batch: 8 before, 32 now" in done.err
 
 
 @pytest.mark.parametrize(
@@ -414,6 +501,69 @@ def test_a_dry_run_probes_and_writes_nothing(
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--study", "nonsense://x"], "nonsense"),
+        (["--study", "nope/study.journal"], "no folder nope"),
+        (["--study", "sqlite:///nope/study.db"], "no folder nope"),
+        (["--study", "sqlite:///notes.txt"], "notes.txt"),
+        (["--study", "notes.txt"], "notes.txt"),
+        (["--study", "mysql+nodriver://host/x"], "mysql"),
+        (["--run-dir", "found"], "holds a search already"),
+        (["--run-dir", "notes.txt"], "cannot be a run folder"),
+        (["--run-dir", "strange"], "not empty"),
+        (["--run-dir", "nowhere", "--resume"], "no search to resume"),
+        (["--run-dir", "found", "--resume", "--global-batch", "32"], "belongs to another search"),
+    ],
+    ids=str,
+)
+def test_a_dry_run_checks_folder_and_study(
+    arguments: list[str], named: str, found: Path, cli: Callable[..., Done]
+) -> None:
+    Path("notes.txt").write_text("chapter 1\nchapter 2\n")
+    Path("strange").mkdir()
+    Path("strange/thesis.tex").touch()
+    before = sorted(str(path) for path in Path().rglob("*"))
+    done = cli(*SEARCH, "--dry-run", *arguments)
+    assert done.code in (1, 2), done.out  # 1: what is there is damaged
+    assert named in done.err
+    assert "Traceback" not in done.err
+    assert sorted(str(path) for path in Path().rglob("*")) == before
+
+
+@pytest.mark.parametrize("study", ["new.journal", "sqlite:///new.db", "sqlite://"])
+def test_a_dry_run_makes_no_study(
+    study: str, machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    assert cli(*SEARCH, "--dry-run", "--study", study).code == 0
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("study", ["kept.journal", "sqlite:///kept.db"])
+def test_a_dry_run_leaves_a_study_as_it_is(
+    study: str, machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    assert cli(*SEARCH, "--trials", 2, "--run-dir", "one", "--study", study).code == 0
+    file = Path(study.removeprefix("sqlite:///"))
+    before = file.read_bytes()
+    done = cli(
+        *SEARCH, "--trials", 3, "--run-dir", "one", "--study", study, "--resume", "--dry-run"
+    )
+    assert done.code == 0, done.err
+    assert file.read_bytes() == before
+
+
+def test_a_dry_run_of_a_resumed_search(found: Path, cli: Callable[..., Done]) -> None:
+    before = {path: path.read_bytes() for path in found.rglob("*") if path.is_file()}
+    done = cli(*SEARCH, "--dry-run", "--run-dir", found, "--resume", "--json")
+    assert done.code == 0, done.err
+    assert done.json["budget_bytes"] == Report.load(found / "report.json").budget_bytes
+    assert {path: path.read_bytes() for path in found.rglob("*") if path.is_file()} == before
+    (found / "probes.jsonl").write_text("nonsense\n" * 2)
+    assert "line 1 is damaged" in cli(*SEARCH, "--dry-run", "--run-dir", found, "--resume").err
+
+
 def test_a_dry_run_as_json(machine: dict[str, Any], cli: Callable[..., Done]) -> None:
     done = cli(*SEARCH, "--dry-run", "--trials", 10, "--json", "--pin", "adaptation=full")
     assert done.code == 0
@@ -487,6 +637,45 @@ def test_a_report_that_cannot_be_read(content: str, cli: Callable[..., Done]) ->
     assert "Traceback" not in done.err
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": null}', '{"schema": 1}', "\0"])
+@pytest.mark.parametrize("command", ["report", "export"])
+def test_a_damaged_report_says_how_to_get_it_back(
+    command: str, content: str, found: Path, cli: Callable[..., Done]
+) -> None:
+    (found / "report.json").write_text(content)
+    done = cli(command, found)
+    assert done.code == 1
+    assert "damaged" in done.err
+    assert f"--run-dir {found} --resume" in done.err
+    # What the hint says is true.
+    assert cli(*SEARCH, "--trials", 8, "--run-dir", found, "--resume").code == 0
+    assert cli(command, found).code == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("wall_time_s", "long"),
+        ("budget_bytes", "lots"),
+        ("pareto_numbers", ["one"]),
+        ("device", []),
+        ("removed_values", [["a", "b", "c"]]),
+        ("global_batch", None),
+        ("notices", [1]),
+    ],
+)
+def test_a_value_of_a_wrong_type_in_a_report_is_named(
+    field: str, value: Any, found: Path, cli: Callable[..., Done]
+) -> None:
+    record = json.loads((found / "report.json").read_text())
+    (found / "report.json").write_text(json.dumps({**record, field: value}))
+    done = cli("report", found)
+    assert done.code == 1
+    assert "damaged" in done.err
+    assert "--resume" in done.err
+    assert "Traceback" not in done.err
+
+
 @pytest.mark.parametrize("pick", ["fastest", "leanest", "balanced", "0"])
 def test_a_pick_is_exported_to_stdout(pick: str, found: Path, cli: Callable[..., Done]) -> None:
     done = cli("export", found, "--pick", pick)
@@ -497,12 +686,43 @@ def test_a_pick_is_exported_to_stdout(pick: str, found: Path, cli: Callable[...,
 
 
 def test_a_pick_is_exported_to_a_file(found: Path, cli: Callable[..., Done]) -> None:
+    Path("deep").mkdir()
     done = cli("export", found, "-o", "deep/sft.yaml")
     assert done.code == 0
     assert done.out == ""
     assert "deep/sft.yaml" in done.err
     report = Report.load(found / "report.json")
     assert yaml.safe_load(Path("deep/sft.yaml").read_text()) == report.pick("balanced").config
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("export", "found", "-o", "nope/deep/x.yaml"),
+        ("export", "found", "-o", "file/x.yaml"),
+        ("export", "found", "-o", "folder"),
+        ("lengths", "some/model", "some/rows", "--plot", "nope/deep/x.png"),
+        ("lengths", "some/model", "some/rows", "--plot", "folder"),
+        ("lengths", "some/model", "some/rows", "--plot", "x.gif"),
+        (*SEARCH, "--trials", "2", "--study", "nope/deep/study.journal"),
+        (*SEARCH, "--trials", "2", "--study", "folder"),
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_cannot_be_written_is_refused_and_no_folder_made(
+    arguments: tuple[str, ...], found: Path, machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    Path("folder").mkdir()
+    Path("file").touch()
+    asked = len(machine["made"])
+    done = cli(*arguments)
+    assert done.code == 2, done.err
+    assert "hint:" in done.err
+    assert not Path("nope").exists()
+    # Nobody waits for work whose result could not be kept.
+    assert not [spec for made in machine["made"][asked:] for spec in made.submitted]
+    if arguments[0] == "lengths":
+        assert len(machine["made"]) == asked
 
 
 def test_export_needs_a_file_and_a_known_pick(found: Path, cli: Callable[..., Done]) -> None:
@@ -546,6 +766,44 @@ def test_verify_takes_yaml_only(cli: Callable[..., Done]) -> None:
     assert cli("verify", "good.yaml", "--steps", "0").code == 2
 
 
+def test_verify_compares_with_the_report(
+    found: Path, cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def far_off(files: list[Path], *, trials: dict[Path, Any], **_: Any) -> Iterator[Check]:
+        for file in files:
+            trial = trials.get(file)
+            rate = () if trial is None else (Comparison.of("rate", 1.0, trial.tokens_per_s),)
+            yield Check(
+                file=str(file),
+                passed=True,
+                num_steps=3,
+                wall_time_s=1.0,
+                peak_resident_bytes=GIB,
+                comparisons=rate,
+            )
+
+    monkeypatch.setattr(verify, "verify_files", far_off)
+    num = len(Report.load(found / "report.json").pareto)
+    done = cli("verify", found)
+    assert done.code == 0
+    assert f"{num} of {num} figures are outside the report's spread" in done.out
+    assert done.err.count("rate 1 tokens/s, -100.0% against the report's ") == num
+    done = cli("verify", found / "configs" / "best.yaml")
+    assert "1 of 1 figures" in done.out
+    # A file that was edited, or has no report, has nothing to be compared with.
+    file = next(iter((found / "configs").glob("trial-*.yaml")))
+    file.write_text(file.read_text() + "learning_rate: 1.0e-4\n")
+    done = cli("verify", file)
+    assert "differs from trial" in done.err
+    assert "figures" not in done.out
+    Path("alone.yaml").write_text("max_length: 8\n")
+    assert cli("verify", "alone.yaml").code == 0
+    (found / "report.json").unlink()
+    done = cli("verify", found)
+    assert done.code == 0
+    assert "no report" in done.err
+
+
 # --- looks --------------------------------------------------------------------------------------
 
 
@@ -562,11 +820,39 @@ def test_spaces_are_listed(cli: Callable[..., Done]) -> None:
 def test_a_space_is_shown(cli: Callable[..., Done]) -> None:
     done = cli("spaces", "quick")
     assert done.code == 0
-    assert "per_device_train_batch_size = " in done.out
+    assert "  per_device_train_batch_size: 1, 2, 4, 8, 16\n" in done.out
+    assert "  max_length: from the data: lengths that 95 %, 100 % of the rows do not" in done.out
+    assert "fixed" not in done.out
+    for internal in ("{", "choice", "ordered", "quantiles'"):
+        assert internal not in done.out
+    assert max(map(len, done.out.splitlines())) <= 100
     Path("mine.yaml").write_text("schema: 1\ntrainer: sft\nknobs:\n  lora_r: [4, 8]\n")
     shown = cli("spaces", "mine.yaml", "--json").json["spaces"]
     assert [item["name"] for item in shown] == ["mine"]
-    assert [knob["name"] for knob in shown[0]["knobs"]] == ["lora_r"]
+    (knob,) = shown[0]["knobs"]
+    assert (knob["name"], knob["values"]) == ("lora_r", "4, 8")
+    assert knob["domain"] == {"choice": [4, 8], "ordered": True}
+
+
+def test_what_a_space_fixes_is_shown_and_checked(
+    cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = frozenset({"learning_rate", "lr_scheduler_type", "warmup_steps"})
+    monkeypatch.setattr(trl_keys, "known_keys", lambda trainer: known)
+    text = "schema: 1\ntrainer: sft\nknobs:\n  lora_r: [4]\nfixed:\n  {}: 1.0e-4\n"
+    Path("mine.yaml").write_text(text.format("learning_rate"))
+    done = cli("spaces", "mine.yaml")
+    assert done.code == 0
+    assert "  fixed in every candidate: learning_rate=0.0001\n" in done.out
+    Path("mine.yaml").write_text(text.format("learning_ratee"))
+    for options in ([], ["--json"]):
+        done = cli("spaces", "mine.yaml", *options)
+        assert done.code == 2
+        assert "unknown TRL key 'learning_ratee'" in done.err
+        assert "'learning_rate'" in done.err
+    # Without TRL nothing can be said about its keys.
+    monkeypatch.setattr(trl_keys, "known_keys", lambda trainer: frozenset())
+    assert cli("spaces", "mine.yaml").code == 0
 
 
 @pytest.mark.parametrize(
@@ -618,6 +904,24 @@ def test_doctor(
     assert "worker" not in findings
 
 
+def test_doctor_marks_what_is_missing_by_what_it_means(
+    machine: dict[str, Any], cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = {"matplotlib", "trl"}
+    monkeypatch.setattr(doctor, "_installed", lambda name: None if name in missing else "1.0")
+    monkeypatch.setitem(doctor.knob.registry.broken, "my_knob", "no module named x")
+    done = cli("doctor")
+    assert done.code == 2
+    marks = {line.split(":")[0][5:]: line[:4] for line in done.out.splitlines()}
+    assert marks["torch"] == "ok  "
+    assert marks["matplotlib"] == "--  "
+    assert marks["trl"] == "FAIL"
+    assert marks["plug-in knob my_knob"] == "warn"
+    assert not [line for line in done.out.splitlines() if line[:2] == "ok" and "not inst" in line]
+    states = {item["name"]: item["state"] for item in cli("doctor", "--json").json["findings"]}
+    assert (states["matplotlib"], states["trl"]) == ("absent", "problem")
+
+
 def test_doctor_names_a_missing_device(
     machine: dict[str, Any], cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -646,6 +950,24 @@ def test_no_color_gives_plain_lines_on_a_terminal(
     assert done.code == 0
     assert "\x1b" not in done.out
     assert "\x1b" not in done.err
+
+
+def test_without_a_terminal_each_line_says_how_far_the_search_is(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    done = cli(*SEARCH, "--trials", 4, "--run-dir", "here")
+    places = re.findall(r"^\[(\d+) of (\d+), [\d.]+ m?s\] trial ", done.err, re.MULTILINE)
+    assert places == [(str(number), "4") for number in (1, 2, 3, 4)]
+    again = re.findall(r"^\[again (\d+), [\d.]+ m?s\] trial ", done.err, re.MULTILINE)
+    assert again == [str(number + 1) for number in range(len(again))] != []
+    # A small space ends before the trials that were asked for.
+    pins = ["--pin", "adaptation=full", "--pin", "checkpointing=none", "--pin", "batching=padded"]
+    done = cli(*SEARCH, "--trials", 99, "--run-dir", "small", *pins)
+    (size,) = set(re.findall(r"^\[\d+ of (\d+), ", done.err, re.MULTILINE))
+    assert int(size) < 20
+    # Where only the time ends it, the time is all there is to say.
+    done = cli("search", "some/model", "some/rows", "--time-budget", "1s", "--run-dir", "time")
+    assert re.search(r"^\[1, [\d.]+ m?s\] trial 0", done.err, re.MULTILINE)
 
 
 # --- real processes -----------------------------------------------------------------------------
@@ -701,12 +1023,32 @@ def test_the_module_and_the_script_are_the_same(found: Path) -> None:
     assert run_python("-m", "autotune", "report", "nowhere").returncode == 2
 
 
-@pytest.mark.parametrize("buffering", [[], ["-u"]])
-def test_a_reader_that_goes_away_is_no_error(buffering: list[str]) -> None:
+AUTOTUNE = (sys.executable, "-m", "autotune")
+EVERY_OUTPUT = pytest.mark.parametrize(
+    "arguments",
+    [
+        ("report", "found"),
+        ("report", "found", "--json"),
+        ("export", "found"),
+        ("spaces", "sft"),
+        ("spaces", "--json"),
+        ("--help",),
+        ("report", "--help"),
+        ("--version",),
+    ],
+    ids=" ".join,
+)
+
+
+@EVERY_OUTPUT
+@pytest.mark.parametrize("buffering", [[], ["-u"]], ids=["buffered", "unbuffered"])
+def test_a_reader_that_goes_away_is_no_error(
+    buffering: list[str], arguments: tuple[str, ...], found: Path
+) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     done = subprocess.run(
-        [sys.executable, *buffering, "-m", "autotune", "spaces", "sft"],
+        [sys.executable, *buffering, "-m", "autotune", *arguments],
         stdout=writing,
         stderr=subprocess.PIPE,
         text=True,
@@ -714,4 +1056,123 @@ def test_a_reader_that_goes_away_is_no_error(buffering: list[str]) -> None:
         check=False,
     )
     os.close(writing)
-    assert (done.returncode, done.stderr) == (0, "")
+    # What a shell reports of `cat` or `grep` in the same place.
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+@EVERY_OUTPUT
+@pytest.mark.parametrize("buffering", [[], ["-u"]], ids=["buffered", "unbuffered"])
+def test_a_full_disk_behind_standard_output(
+    buffering: list[str], arguments: tuple[str, ...], found: Path
+) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, *buffering, "-m", "autotune", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    assert done.returncode == 1, done.stderr
+    first, second = done.stderr.splitlines()
+    assert first == "error: standard output cannot be written: No space left on device."
+    assert "hint:" in second
+
+
+@EVERY_OUTPUT
+@pytest.mark.parametrize("closed", [">&-", ">&- 0<&-"])
+def test_a_closed_standard_output(closed: str, arguments: tuple[str, ...], found: Path) -> None:
+    done = in_a_shell(f"{shlex.join([*AUTOTUNE, *arguments])} {closed}")
+    assert done.returncode == 2
+    first, second = done.stderr.splitlines()
+    assert first == "error: standard output is closed, so that the result would be lost."
+    assert "/dev/null" in second
+
+
+@pytest.mark.parametrize("lost", ["2>&-", "2>/dev/full"])
+@pytest.mark.parametrize("arguments", [("report", "found"), ("export", "nowhere")])
+def test_messages_that_cannot_be_written_change_nothing(
+    lost: str, arguments: tuple[str, ...], found: Path
+) -> None:
+    words = shlex.join([*AUTOTUNE, *arguments])
+    wanted, done = in_a_shell(words), in_a_shell(f"{words} {lost}")
+    assert (done.returncode, done.stdout) == (wanted.returncode, wanted.stdout)
+    assert done.stderr == ""
+
+
+def in_a_shell(line: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+SLOW_IMPORT = """
+import os, signal, sys
+from autotune.cli import main
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.{signal})
+            raise ImportError("turned into another error")
+
+sys.meta_path.insert(0, Finder())
+main.run({arguments!r})
+"""
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    ("module", "arguments"),
+    [
+        ("typer", ["report", "nowhere"]),
+        ("autotune.cli.search", ["search", "a/b", "c/d"]),
+        ("optuna", ["search", "a/b", "c/d"]),
+        ("rich.console", ["report", "nowhere"]),
+        ("autotune.doctor", ["doctor"]),
+    ],
+)
+def test_a_signal_while_importing_is_130(number: str, module: str, arguments: list[str]) -> None:
+    script = SLOW_IMPORT.format(module=module, signal=number, arguments=arguments)
+    done = run_python("-c", script)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_first_moments_of_a_search(number: signal.Signals) -> None:
+    Path("model").mkdir()
+    Path("rows.jsonl").write_text('{"text": "a"}\n')
+    process = subprocess.Popen(
+        [*AUTOTUNE, "search", "model", "rows.jsonl", "--run-dir", "here"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 30
+    status = Path(f"/proc/{process.pid}/status")
+    while time.monotonic() < deadline:
+        (caught,) = [line for line in status.read_text().splitlines() if "SigCgt" in line]
+        mask = int(caught.split()[1], 16)
+        # Python itself handles SIGINT; ours is there as soon as SIGTERM is caught as well.
+        if mask & (1 << (signal.SIGTERM - 1)):
+            break
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "interrupted" in err
+    assert "Traceback" not in err
+    assert out == ""
+    assert not Path("here").exists()
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("serch", "search"), ("reportt", "report"), ("lenghts", "lengths"), ("doctro", "doctor")],
+)
+def test_a_mistyped_command_is_met_with_the_nearest(
+    typed: str, meant: str, cli: Callable[..., Done]
+) -> None:
+    done = cli(typed)
+    assert done.code == 2
+    assert f"Did you mean '{meant}'" in done.err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import yaml
 from trl_kit import write_jsonl
 
+from autotune.cli.trl_keys import known_keys
 from autotune.report.model import Report
 from autotune.testing import processes
 
@@ -163,3 +165,14 @@ def test_a_killed_search_leaves_no_process_and_can_go_on(
     report: dict[str, Any] = json.loads(out)
     assert report["finished"]
     assert [trial["number"] for trial in report["trials"]] == list(range(len(report["trials"])))
+
+
+def test_the_keys_read_from_source_are_those_that_trl_takes() -> None:
+    """Nothing that TRL takes may be refused, and little that it does not may pass."""
+    from trl import DatasetMixtureConfig, ModelConfig, ScriptArguments, SFTConfig
+
+    classes = (ScriptArguments, SFTConfig, ModelConfig, DatasetMixtureConfig)
+    taken = {field.name for kind in classes for field in dataclasses.fields(kind)} | {"env"}
+    found = known_keys("sft")
+    assert found >= taken
+    assert len(found - taken) < 10, found - taken

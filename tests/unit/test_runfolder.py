@@ -55,7 +55,7 @@ def test_a_strangers_folder_is_left_alone(tmp_path: Path) -> None:
 def test_a_file_is_no_run_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for name in ("file", "file/deep"):
-        with pytest.raises((UsageError, JournalError)):
+        with pytest.raises(UsageError, match="cannot be a run folder"):
             RunFolder(tmp_path / name).start(resume=False)
 
 
@@ -103,13 +103,19 @@ def test_the_identity_is_compared_as_json(folder: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"model": "b"}, {"phases": []}, {"pins": {"a": "1"}}, {"new": 1}]
+    ("change", "named"),
+    [
+        ({"model": "b"}, "the model: a before, b now"),
+        ({"phases": []}, "--phases: eval before, not given now"),
+        ({"pins": {"a": "1"}}, "--pin a: not given before, 1 now"),
+        ({"new": 1}, "new: not given before, 1 now"),
+    ],
 )
-def test_what_differs_is_named(change: dict, folder: RunFolder) -> None:
+def test_what_differs_is_named(change: dict, named: str, folder: RunFolder) -> None:
     folder.write_run(IDENTITY, {})
-    (name,) = change
-    with pytest.raises(StudyMismatchError, match=name):
+    with pytest.raises(StudyMismatchError) as caught:
         folder.check_identity({**IDENTITY, **change})
+    assert f"belongs to another search ({named})" in caught.value.message
 
 
 @pytest.mark.parametrize(
@@ -120,6 +126,30 @@ def test_a_run_file_that_cannot_be_read(content: str, folder: RunFolder) -> None
     with pytest.raises(JournalError) as caught:
         folder.read_run()
     assert "run.json" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"budget_bytes": "lots"},
+        {"budget_bytes": 1.5},
+        {"budget_bytes": True},
+        {"budget_bytes": -1},
+        {"budget_bytes": [1]},
+        {"run_id": 7},
+        {"identity": []},
+        {"identity": "x"},
+        {"schema": True},
+        {"schema": 1.5},
+    ],
+    ids=str,
+)
+def test_a_value_of_a_wrong_type_in_a_run_file_is_named(values: dict, folder: RunFolder) -> None:
+    record = {"schema": 1, "identity": IDENTITY, "run_id": "x", "budget_bytes": 1, **values}
+    folder.run_file.write_text(json.dumps(record))
+    with pytest.raises(JournalError, match=next(iter(values))) as caught:
+        folder.read_run()
+    assert "--run-dir" in caught.value.hint
 
 
 def test_a_run_file_without_identity_is_an_error_of_ours(folder: RunFolder) -> None:
@@ -142,9 +172,40 @@ def test_json_is_written_as_a_whole(folder: RunFolder, monkeypatch: pytest.Monke
     assert not list(folder.path.glob(".x.json*"))
 
 
+def test_what_to_do_about_a_full_disk_depends_on_what_was_recorded(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(JournalError) as caught:
+            folder.write_json(folder.work / "prepared.json", {})
+    assert "same command again" in caught.value.hint
+    assert "--resume" not in caught.value.hint
+    folder.write_run(IDENTITY, {})
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(JournalError) as caught:
+        folder.write_json(folder.work / "prepared.json", {})
+    assert "--resume" in caught.value.hint
+
+
+def test_looking_at_a_folder_leaves_no_trace(tmp_path: Path) -> None:
+    RunFolder(tmp_path / "deep" / "run").check(resume=False)
+    assert list(tmp_path.iterdir()) == []
+    busy = RunFolder(tmp_path / "busy")
+    busy.start(resume=False)
+    busy.write_run(IDENTITY, {})
+    with pytest.raises(UsageError, match="another search is writing"):
+        RunFolder(busy.path).check(resume=True)
+    busy.release()
+    RunFolder(busy.path).check(resume=True)
+
+
 def test_records(folder: RunFolder) -> None:
     folder.append("trial", {"number": 1})
-    assert folder.records() == [{"schema": 1, "kind": "trial", "number": 1}]
+    assert folder.records() == [(1, {"schema": 1, "kind": "trial", "number": 1})]
 
 
 def test_scratch_is_deleted_and_results_are_kept(folder: RunFolder) -> None:
@@ -160,7 +221,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     if os.geteuid() == 0:
         pytest.skip("root writes everywhere")
     tmp_path.chmod(0o500)
-    with pytest.raises(JournalError):
+    with pytest.raises(UsageError):
         RunFolder(tmp_path / "x").start(resume=False)
 
 

@@ -14,7 +14,6 @@ import pytest
 import yaml
 
 from autotune.errors import (
-    AutotuneError,
     BaselineError,
     ExecutorError,
     JournalError,
@@ -298,13 +297,13 @@ def test_wall_time_adds_up(run: Path) -> None:
     ("change", "named"),
     [
         ({"model": "another/model"}, "model"),
-        ({"dataset": "other/rows"}, "dataset"),
+        ({"dataset": "other/rows"}, "the data set: some/rows before, other/rows now"),
         ({"split": "test"}, "split"),
         ({"space": "sft"}, "space"),
-        ({"pins": {"lora_r": "16"}}, "pins"),
-        ({"global_batch": 32}, "global_batch"),
-        ({"min_coverage": 0.7}, "min_coverage"),
-        ({"memory_budget_bytes": 10 * GIB}, "memory_budget_bytes"),
+        ({"pins": {"lora_r": "16"}}, "--pin lora_r: not given before, 16 now"),
+        ({"global_batch": 32}, "--global-batch: 8 before, 32 now"),
+        ({"min_coverage": 0.7}, "--min-coverage"),
+        ({"memory_budget_bytes": 10 * GIB}, "--memory-budget: not given before, 10.00 GiB"),
         ({"weights": "real"}, "weights"),
         ({"phases": ("eval",)}, "phases"),
     ],
@@ -323,7 +322,7 @@ def test_another_search_is_not_resumed(change: dict[str, Any], named: str, run: 
 def test_other_data_under_the_same_name_is_not_resumed(run: Path) -> None:
     make_tuner(run).search(Budget(2))
     context = make_context(lengths=(10, 20, 30))
-    with pytest.raises(StudyMismatchError, match="data_fingerprint"):
+    with pytest.raises(StudyMismatchError, match="the content of the data is another"):
         # Tokenised rows are deleted when a search is finished, so they are looked at again.
         make_tuner(run, make_executor(context), resume=True).search(Budget(4))
 
@@ -379,8 +378,38 @@ def test_a_damaged_journal_is_not_resumed_silently(run: Path) -> None:
 
 def test_a_record_that_is_no_trial_is_an_error(run: Path) -> None:
     make_tuner(run).search(Budget(2))
+    line = 1 + len((run / "probes.jsonl").read_text().splitlines())
     RunFolder(run).append("trial", {"trial": {"number": 9}})
-    with pytest.raises(JournalError, match="cannot be understood"):
+    with pytest.raises(
+        JournalError, match=f"line {line} is damaged: 'outcome' is missing"
+    ) as told:
+        make_tuner(run, resume=True).search(Budget(6))
+    assert "Delete that line" in told.value.hint
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("number", "three"), ("coverage", "all"), ("results", 3), ("violations", {"a": "much"})],
+)
+def test_a_value_of_a_wrong_type_in_a_record_names_its_line(
+    field: str, value: Any, run: Path
+) -> None:
+    make_tuner(run).search(Budget(2))
+    journal = run / "probes.jsonl"
+    first, *rest = journal.read_text().splitlines()
+    record = json.loads(first)
+    record["trial"][field] = value
+    journal.write_text("\n".join([json.dumps(record), *rest]) + "\n")
+    with pytest.raises(JournalError, match="line 1 is damaged") as told:
+        make_tuner(run, resume=True).search(Budget(6))
+    assert "Delete that line" in told.value.hint
+
+
+def test_a_budget_of_a_wrong_type_is_no_traceback(run: Path) -> None:
+    make_tuner(run).search(Budget(2))
+    record = json.loads((run / "run.json").read_text())
+    (run / "run.json").write_text(json.dumps({**record, "budget_bytes": "lots"}))
+    with pytest.raises(JournalError, match="budget_bytes is 'lots'"):
         make_tuner(run, resume=True).search(Budget(6))
 
 
@@ -416,17 +445,27 @@ def test_a_study_cut_off_by_a_crash_is_resumed(run: Path) -> None:
     assert make_tuner(run, resume=True).search(Budget(6)).finished
 
 
-def test_a_damaged_study_says_so(run: Path) -> None:
+@pytest.mark.parametrize("damage", ["nonsense", '"text"', "{}", '{"op_code": 99}', "[1]", "\0"])
+def test_a_damaged_study_says_so(damage: str, run: Path) -> None:
     make_tuner(run).search(Budget(3))
     study = run / "study.journal"
-    study.write_text("nonsense\n" + study.read_text())
-    with pytest.raises(AutotuneError, match=r"study\.journal"):
+    study.write_text(damage + "\n" + study.read_text())
+    with pytest.raises(JournalError, match=r"study\.journal is damaged") as told:
         make_tuner(run, resume=True).search(Budget(5))
+    assert "Delete it and continue with --resume" in told.value.hint
+    # What the hint says is true.
+    study.unlink()
+    report = make_tuner(run, resume=True).search(Budget(5))
+    assert report.finished
+    assert [trial.number for trial in report.trials][:3] == [0, 1, 2]
 
 
-def test_a_missing_report_is_written_again(run: Path) -> None:
+@pytest.mark.parametrize("damage", [None, "", "{", '{"schema": 1, "wall_time_s": "long"}'])
+def test_a_missing_or_damaged_report_is_written_again(damage: str | None, run: Path) -> None:
     make_tuner(run).search(Budget(3))
     (run / "report.json").unlink()
+    if damage is not None:
+        (run / "report.json").write_text(damage)
     report = make_tuner(run, resume=True).search(Budget(3))
     assert Report.load(run / "report.json") == report
 

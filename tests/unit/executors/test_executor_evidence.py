@@ -6,11 +6,12 @@ import os
 import signal
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from autotune.errors import ExecutorError, PrerequisiteError
-from autotune.executors import evidence
+from autotune.executors import disk, evidence
 from autotune.executors.evidence import Ending
 from autotune.executors.logs import last_phase, tail, telling_line
 from autotune.probe.result import Outcome, ProbeResult
@@ -167,6 +168,59 @@ def test_a_full_disk_judges_no_candidate(tmp_path: Path, monkeypatch: pytest.Mon
         evidence.conclude(spec, killed())
     with pytest.raises(ExecutorError, match="is full"):
         evidence.write_request(spec, asked_at=0.0)
+
+
+def test_a_full_disk_under_a_task_names_the_places_that_it_writes_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
+    request = {"folder": str(tmp_path / "run" / "work")}
+    temporary = tmp_path / "tmp" / "autotune-task-x"
+    temporary.mkdir(parents=True)
+
+    def ask() -> ExecutorError:
+        with pytest.raises(ExecutorError, match="disk is full") as caught:
+            evidence.task_answer(
+                "prepare",
+                temporary,
+                make_ending(exit_code=tasks.EXIT_DISK_FULL),
+                request=request,
+            )
+        return caught.value
+
+    scratch = {"folder": str(tmp_path / "tmp" / "autotune-y" / "work")}
+    named = disk.task_disk_full("prepare", temporary, scratch).message
+    assert "autotune-y" not in named
+    assert str(tmp_path / "tmp") in named
+    error = ask()
+    for place in (request["folder"], str(tmp_path / "hub"), str(tmp_path / "tmp")):
+        assert place in error.message
+    # The task's own folder is gone when this is read, and there is no search to resume yet.
+    assert "autotune-task" not in error.message
+    assert "--resume" not in error.hint
+    assert "same command again" in error.hint
+    monkeypatch.setattr(disk, "_free_bytes", lambda place: 0 if place.endswith("hub") else 1e12)
+    error = ask()
+    assert str(tmp_path / "hub") in error.message
+    assert request["folder"] not in error.message
+
+
+def test_a_task_whose_own_folder_is_full_names_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in (errno.ENOSPC, errno.EROFS):
+        error = OSError(number, os.strerror(number))
+        monkeypatch.setattr(tasks, "write_json", Mock(side_effect=error))
+        with pytest.raises(ExecutorError, match=str(tmp_path.parent)) as caught:
+            evidence.write_task("prepare", tmp_path, {"folder": "/elsewhere"})
+        assert "elsewhere" not in caught.value.message
+
+
+def test_a_full_disk_is_found_behind_a_librarys_own_error() -> None:
+    error = RuntimeError("the data set could not be generated")
+    error.__cause__ = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert tasks.ran_out_of_disk(error)
+    assert not tasks.ran_out_of_disk(RuntimeError("something else"))
 
 
 def test_conclude_writes_what_it_returns(tmp_path: Path) -> None:

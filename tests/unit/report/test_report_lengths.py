@@ -46,6 +46,44 @@ def test_rows_of_the_table():
     assert statistics.mean(third.padding_shares.values()) > 0.5
 
 
+def test_only_lengths_that_tell_something_are_shown():
+    counts = {length: 1 for length in range(1, 1001)}
+    limits = tuple(range(8, 1001, 8))
+    total = sum(counts)
+    profile = replace(
+        make_profile(),
+        num_rows=1000,
+        num_tokens=total,
+        num_loss_tokens=total,
+        length_counts=counts,
+        max_lengths=limits,
+        loss_tokens_kept=tuple(sum(min(length, limit) for length in counts) for limit in limits),
+        rows_cut=tuple(1000 - limit for limit in limits),
+        rows_dropped=(0,) * len(limits),
+    )
+    rows = lengths.length_rows(profile)
+    shown = lengths.telling_rows(rows)
+    lost = [row.lost_truncation_share for row in shown]
+    assert len(shown) == len(lengths.LOST_STEPS)
+    assert lost == sorted(set(lost), reverse=True)
+    assert all(share <= step for share, step in zip(lost, lengths.LOST_STEPS, strict=True))
+    assert shown[-1].max_length == 1000
+    text = lengths.render_text(profile)
+    assert f"--all tables all {len(limits)}" in " ".join(text.split())
+    assert len(lengths.render_text(profile, every=True).splitlines()) > len(limits)
+
+
+def test_a_single_length_is_shown_whatever_it_loses():
+    rows = lengths.length_rows(make_profile())[:1]
+    assert rows[0].lost_truncation_share > 0.5
+    assert lengths.telling_rows(rows) == rows
+
+
+def test_the_columns_are_explained():
+    text = " ".join(lengths.render_text(make_profile()).split())
+    assert "rows dropped: rows that truncation leaves without any token with loss" in text
+
+
 def test_a_data_set_without_loss_tokens_loses_none():
     profile = replace(make_profile(), num_loss_tokens=0, loss_tokens_kept=(0, 0, 0))
     assert lengths.length_rows(profile)[0].lost_truncation_share == 0

@@ -1,8 +1,12 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from report_factory import make_failure, make_measurement, make_result, make_trial
 
+from autotune.probe.result import Outcome
+from autotune.report.cells import probe_line
 from autotune.report.warnings import collect
 from autotune.units import GIB
 
@@ -42,6 +46,31 @@ def test_differing_environments():
 def test_a_recommendation_on_one_probe_is_flagged():
     (text,) = collect([make_trial(0, num_probes=2), make_trial(1)], pareto=[0, 1])
     assert text.startswith("Recommended on a single probe: trial 1.")
+    assert text.endswith("confirm with the same command and --resume.")
+
+
+def test_how_to_confirm_is_a_command():
+    command = "autotune search a b --run-dir runs/x --resume"
+    (text,) = collect([make_trial(1)], pareto=[1], resume_with=command)
+    assert text.endswith(f"confirm with: {command}")
+
+
+def test_repeated_probes_are_warned_of():
+    lost = make_result(outcome=Outcome.LOST, probe_id="0003", detail="killed by SIGKILL\nmore")
+    trial = make_trial(3, num_probes=2)
+    (text,) = collect([replace(trial, results=(lost, *trial.results))])
+    for word in ("A probe", "trial 3", "lost: killed by SIGKILL)", "probes/0003/stderr.log"):
+        assert word in text
+    failed = replace(make_failure(4, Outcome.CRASHED), results=(lost, lost))
+    (text,) = collect([failed])
+    assert "A probe crashed or vanished" in text
+
+
+def test_the_spread_is_the_same_figure_in_lines_and_warnings():
+    trial = make_trial(7, spread=0.25)
+    assert "(IQR 25.0%)" in probe_line(trial)
+    (text,) = collect([trial])
+    assert "25%" in text
 
 
 def test_predictions_have_no_spread_to_warn_of():

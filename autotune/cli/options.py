@@ -1,0 +1,30 @@
+"""Options that several commands have; each is declared once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Model = Annotated[str, typer.Argument(help="Hub id or local folder.")]
+Dataset = Annotated[str, typer.Argument(help="Hub id, data file or folder.")]
+Run = Annotated[Path, typer.Argument(help="Run folder, or its report.json.")]
+
+Trainer = Annotated[str, typer.Option(help="TRL trainer.")]
+Space = Annotated[
+    str | None, typer.Option(help="Search space: a name or a YAML file.  [default: TRAINER]")
+]
+Split = Annotated[str | None, typer.Option(help="Split to train on.  [default: train]")]
+DatasetConfig = Annotated[str | None, typer.Option(help="Data set configuration.")]
+Revision = Annotated[str | None, typer.Option(help="Model revision on the hub.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the model repository's own code.")
+]
+Device = Annotated[str, typer.Option(help="auto, cpu, cuda[:N], mps or xpu.")]
+MemoryBudget = Annotated[
+    str | None,
+    typer.Option(help="Peak memory to stay within, as 22GiB.  [default: free less 10 %]"),
+]
+Seed = Annotated[int, typer.Option(help="Seed of the search.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

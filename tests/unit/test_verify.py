@@ -1,0 +1,123 @@
+"""Running files and comparing figures, with a stand-in for ``trl``."""
+
+from __future__ import annotations
+
+import resource
+import sys
+from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent / "report"))
+from report_factory import make_measurement, make_result, make_trial
+
+from autotune import verify
+from autotune.probe.result import Interval, MemoryPeak
+from autotune.units import GIB
+from autotune.verify import Comparison, verify_files
+
+LOG = "{{'loss': '8.4', 'num_tokens': '{}', 'epoch': '0.1'}}"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "trial-0001.yaml"
+    path.write_text("max_length: 8\n")
+    return path
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    monkeypatch.setattr(verify, "_RUN_TRL", script)
+
+
+def test_the_rate_is_read_from_the_log() -> None:
+    lines = [(0.0, "Loading"), (10.0, LOG.format(1000)), (11.0, LOG.format("3000"))]
+    lines += [(12.5, "\r 50%|     | " + LOG.format("6e+03")), (99.0, "{'train_runtime': '9'}")]
+    assert verify._rate(lines) == pytest.approx(5000 / 2.5)
+    assert verify._rate(lines[:2]) is None
+    assert verify._rate([]) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "difference", "is_outside"),
+    [(100.0, 0.0, False), (104.0, 0.04, False), (110.0, 0.1, True), (90.0, -0.1, True)],
+)
+def test_a_figure_is_set_against_the_reports(
+    found: float, difference: float, is_outside: bool
+) -> None:
+    comparison = Comparison.of("rate", found, Interval(median=100.0, low=95.0, high=104.0))
+    assert comparison.difference_ratio == pytest.approx(difference)
+    assert comparison.is_outside is is_outside
+    assert ("outside" if is_outside else "within") + " its spread (95 to 104)" in comparison.text()
+    assert f"{difference:+.1%} against the report's 100" in comparison.text()
+
+
+def test_what_cannot_be_told_apart_is_within() -> None:
+    flat = Interval(median=2.0 * GIB, low=2.0 * GIB, high=2.0 * GIB)
+    assert not Comparison.of("resident peak", 2.01 * GIB, flat).is_outside
+    assert "2.01 GiB, +0.5% against the report's 2.00 GiB, within its spread (2.00 GiB)" in (
+        Comparison.of("resident peak", 2.01 * GIB, flat).text()
+    )
+
+
+def test_a_run_is_compared_with_its_trial(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = "import time\nfor n in (10, 20, 30):\n print(" + repr(LOG) + ".format(n))\n"
+    stand_in(monkeypatch, script + " time.sleep(0.05)\n")
+    # This test's own process may be larger than the stand-in.
+    monkeypatch.setattr(verify.resource, "getrusage", lambda who: Mock(ru_maxrss=0))
+    phases = {"load": MemoryPeak(used_bytes=9 * GIB, resident_bytes=3 * GIB)}
+    results = tuple(make_result(make_measurement(phases=phases)) for _ in range(2))
+    trial = make_trial(1, results=results)
+    (check,) = verify_files([file], trials={file: trial}, timeout_s=30)
+    assert check.passed
+    peak, rate = check.comparisons
+    # Like is compared with like: the host's memory, on whatever device it was measured.
+    assert (peak.name, peak.reported.median) == ("resident peak", 3 * GIB)
+    assert peak.found == check.peak_resident_bytes
+    assert peak.is_outside
+    assert (rate.name, rate.found) == ("rate", check.tokens_per_s)
+    assert 20 < rate.found < 400
+    assert len(check.line().splitlines()) == 3
+    (check,) = verify_files([file], timeout_s=30)
+    assert check.comparisons == ()
+    assert "resident peak" in check.line()
+
+
+def test_the_peak_is_that_of_each_run_alone(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    peaks = []
+    for size in (own + (200 << 20), own + (100 << 20), 1):
+        stand_in(monkeypatch, f"x = b'x' * {size}")
+        (check,) = verify_files([file], timeout_s=60)
+        peaks.append(check.peak_resident_bytes)
+    large, middle, small = peaks
+    assert large > own + (200 << 20)
+    assert own + (100 << 20) < middle < large
+    # What is smaller than we are cannot be told from us.
+    assert small is None
+
+
+def test_a_run_that_fails_is_not_compared(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "raise ValueError('no such thing')")
+    (check,) = verify_files([file], trials={file: make_trial(1)}, timeout_s=30)
+    assert not check.passed
+    assert check.comparisons == ()
+    assert check.detail == "exit code 1: ValueError: no such thing"
+
+
+def test_a_run_that_hangs_is_ended(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, "import time; time.sleep(60)")
+    (check,) = verify_files([file], timeout_s=0.5)
+    assert not check.passed
+    assert "did not end within" in check.detail
+
+
+def test_a_helper_that_stays_behind_holds_nobody_up(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; "
+    stand_in(monkeypatch, script + "time.sleep(60)'])")
+    (check,) = verify_files([file], timeout_s=30)
+    assert check.passed
+    assert check.wall_time_s < 20
