@@ -118,18 +118,24 @@ class SearchLoop:
         few times; at most eight members, spread over the front, are confirmed.
         """
         for _ in range(CONFIRM_ROUNDS):
-            # A prediction repeated is the same prediction.
-            waiting = [
-                trial
-                for trial in self.finalists()
-                if not trial.confirmed and trial.source == "measured"
-            ]
+            waiting = self.unconfirmed()
             if not waiting:
                 return
             for trial in waiting:
                 if _is_past(deadline_s):
                     return
                 self._confirm(trial)
+
+    def unconfirmed(self) -> list[Trial]:
+        """Return the finalists that one probe alone speaks for.
+
+        A prediction repeated is the same prediction, so that there is nothing to confirm.
+        """
+        return [
+            trial
+            for trial in self.finalists()
+            if not trial.confirmed and trial.source == "measured"
+        ]
 
     def finalists(self) -> list[Trial]:
         """Return the Pareto set, thinned evenly by memory to at most eight members."""
@@ -263,8 +269,9 @@ class SearchLoop:
             data_folder=plan.data_folder,
             weights=request.weights,
             memory_budget_bytes=plan.budget_bytes if plan.enforced else None,
-            warmup_steps=request.warmup_steps,
-            measured_steps=request.measured_steps,
+            warmup_steps=plan.steps[0],
+            measured_steps=plan.steps[1],
+            rows_per_step=plan.rows_per_step,
             accumulation_steps=int(config.get("gradient_accumulation_steps", 1)),
             phases=request.phases,
             process_env={key: str(value) for key, value in config.get("env", {}).items()},
@@ -308,6 +315,7 @@ class SearchLoop:
             config=self._plan.config(pending.candidate),
             coverage=space.coverage(pending.candidate),
             outcome=outcome,
+            source="predicted" if self._plan.context.device.is_virtual else "measured",
             results=tuple(pending.results),
             skipped_because=skipped_because,
             digest=pending.digest,

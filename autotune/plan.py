@@ -19,6 +19,11 @@ from autotune.space.domains import Quantiles
 from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
 from autotune.space.space import ResolvedSpace, SearchSpace
 
+PREDICTED_STEPS = 2
+MEASURED_ROWS = 8
+PREDICTED_ROWS = 4
+"""Rows per step: what a virtual probe spends on them buys less than another candidate does."""
+
 PREPARE_TIMEOUT_S = 6 * 3600.0
 DESCRIBE_TIMEOUT_S = 300.0
 
@@ -131,6 +136,22 @@ class Plan:
         config = {**self.base_config, **self.space.config(candidate)}
         env = {**self.base_config.get("env", {}), **config.get("env", {})}
         return {**config, "env": env} if env else config
+
+    @property
+    def steps(self) -> tuple[int, int]:
+        """Return the warm-up and the measured steps of a probe.
+
+        A predicted step needs no warm-up and no repetition, only rows of several lengths.
+        """
+        request = self.request
+        if self.context.device.is_virtual:
+            return 0, min(request.measured_steps, PREDICTED_STEPS)
+        return request.warmup_steps, request.measured_steps
+
+    @property
+    def rows_per_step(self) -> int:
+        """Return the rows that a step of a probe holds at least, where rows differ in length."""
+        return PREDICTED_ROWS if self.context.device.is_virtual else MEASURED_ROWS
 
     @property
     def notices(self) -> tuple[str, ...]:

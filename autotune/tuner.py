@@ -270,7 +270,7 @@ class Tuner:
         study.close_abandoned()
         try:
             loop.run(budget.trials, deadline)
-            finalists = [item.number for item in loop.finalists() if not item.confirmed]
+            finalists = [item.number for item in loop.unconfirmed()]
             if finalists:
                 self._listener.on_confirm(finalists)
                 loop.confirm(None if deadline is None else deadline + budget_grace(budget))

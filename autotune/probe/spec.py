@@ -25,6 +25,7 @@ class ProbeSpec:
         memory_budget_bytes: Enforced cap; None for no cap but the device's own.
         warmup_steps: Typical optimizer steps kept apart before the measured ones.
         measured_steps: Optimizer steps that give the rate.
+        rows_per_step: Rows of differing length that a step holds at least, if a full one does.
         accumulation_steps: Micro-batches per optimizer step in the exported configuration. The
             overlay may shorten them for the probe; the rate is composed from the raw times.
         phases: Extra phases to run, of ``eval`` and ``save``.
@@ -45,6 +46,7 @@ class ProbeSpec:
     memory_budget_bytes: int | None = None
     warmup_steps: int = 1
     measured_steps: int = 5
+    rows_per_step: int = 8
     accumulation_steps: int = 1
     phases: tuple[str, ...] = ()
     process_env: Mapping[str, str] = field(default_factory=dict)

@@ -91,6 +91,7 @@ def accumulation(spec: ProbeSpec) -> int:
         spec.accumulation_steps,
         batch_size=int(spec.config.get("per_device_train_batch_size", TRL_BATCH_SIZE)),
         packed=bool(spec.config.get("packing", False)),
+        rows_per_step=spec.rows_per_step,
     )
 
 

@@ -19,9 +19,6 @@ exist."""
 LAST_WORST_STEPS = 1
 """Steps at the end that hold it again, when rows of varying length have fragmented the memory."""
 
-ROWS_PER_STEP = 8
-"""Rows of differing length that a probe's step holds at least, if a full step does."""
-
 ROWS_KEPT = 2000
 """Rows of a large data set that a probe at least processes: two of TRL's packing pools."""
 
@@ -41,16 +38,18 @@ class Schedule:
     num_steps: int
 
 
-def probe_accumulation(accumulation_steps: int, *, batch_size: int, packed: bool) -> int:
+def probe_accumulation(
+    accumulation_steps: int, *, batch_size: int, packed: bool, rows_per_step: int
+) -> int:
     """Return the micro-batches per step that a probe runs in place of ``accumulation_steps``.
 
     Two do for memory: the second runs while the first one's gradients exist, which is all that
     accumulation changes. For the rate a step must hold enough rows that steps resemble each
-    other, whatever the micro-batch: at least :data:`ROWS_PER_STEP` where rows differ in length;
-    packed rows are as good as equal. The rate of a full step is composed from the micro-batches'
+    other, whatever the micro-batch: at least ``rows_per_step`` where rows differ in length; packed
+    rows are as good as equal. The rate of a full step is composed from the micro-batches'
     and the optimizer's own times.
     """
-    enough = 2 if packed else -(-ROWS_PER_STEP // batch_size)
+    enough = 2 if packed else -(-rows_per_step // batch_size)
     return min(accumulation_steps, max(2, enough))
 
 

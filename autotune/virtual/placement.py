@@ -18,6 +18,8 @@ from autotune.virtual import autocast, device, flash, quantised
 from autotune.virtual.observe import observed
 from autotune.virtual.session import Session
 
+_LEFT_FREE_BYTES = int(1.2 * 2**30)
+
 
 @contextlib.contextmanager
 def placed(session: Session) -> Iterator[None]:
@@ -31,6 +33,9 @@ def placed(session: Session) -> Iterator[None]:
                 torch, "clear_autocast_cache", _both(torch.clear_autocast_cache, autocast.clear_cache)
             )
         )
+        # Autograd's threads are started for the devices there are at the process's first backward
+        # pass, which may be over. On the calling thread the order of the nodes is the same.
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         # ``with torch.device(...)`` notes the functions it applies to once; it must note the real one.
         torch.utils._device._device_constructors()
         # torch.empty(pin_memory=True) asks the accelerator for an allocator of pinned memory, which
@@ -85,6 +90,8 @@ def _patch_transformers(stack: contextlib.ExitStack, session: Session) -> None:
         if devices:
             counts = loading.get_total_byte_count(model, devices, quantizer)
             for place, nbytes in counts.items():
-                torch.empty(int(nbytes), dtype=torch.uint8, device=place)
+                # The loader leaves 1.2 GiB of the device free, so that a model that barely fits loads.
+                most = max(session.total_bytes - _LEFT_FREE_BYTES, 0)
+                torch.empty(min(int(nbytes), most), dtype=torch.uint8, device=place)
 
     stack.enter_context(mock.patch.object(loading, "caching_allocator_warmup", warm_up))

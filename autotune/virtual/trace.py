@@ -175,6 +175,10 @@ class Trace:
             self.events.append((FREE, found))
             self.allocated_bytes -= rounded(entry.nbytes)
 
+    def end(self, tensor: torch.Tensor) -> None:
+        """Count the storage behind ``tensor`` as freed, though the tensor lives on in another."""
+        self._end(tensor.untyped_storage()._cdata)
+
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Return the number of the storage behind ``tensor``; None if it is not traced."""
         return self._numbers.get(tensor.untyped_storage()._cdata)
@@ -221,6 +225,8 @@ class Trace:
             return storage.kind
         if storage.phase == "forward" and storage.freed_phase != "forward":
             return "activations"
+        if storage.phase == "other" and storage.freed_phase == "backward":
+            return "activations"  # of a loss that is computed outside of any module
         return "temporaries"
 
 

@@ -12,6 +12,7 @@ from autotune.space.knobs.packages import missing
 # What transformers 5.24 accepts; a later range is read as unsupported by the probe.
 _KERNELS = ("0.18.2", "0.19")
 _HUB_PREFIX = "kernels-community/"
+_HUB_ONLY = "its code is fetched from the Hub, and predicted memory is flash_attention_2's"
 
 
 def _refuse_attention(value: Value, candidate: Candidate, context: Context) -> str | None:
@@ -20,7 +21,10 @@ def _refuse_attention(value: Value, candidate: Candidate, context: Context) -> s
         return None
     if device.kind != "cuda":
         return f"it needs a CUDA device, and this is {device.kind}"
-    if name.startswith(_HUB_PREFIX):
+    if device.is_virtual:
+        # What is installed here says nothing of the machine that has the card.
+        reason = _HUB_ONLY if name.startswith(_HUB_PREFIX) else None
+    elif name.startswith(_HUB_PREFIX):
         reason = missing(context, "kernels", *_KERNELS)
     elif name == "flash_attention_2":
         reason = missing(context, "flash-attn", "2.3.3")
@@ -38,6 +42,8 @@ def _refuse_attention(value: Value, candidate: Candidate, context: Context) -> s
 
 
 def _refuse_kernels(value: Value, candidate: Candidate, context: Context) -> str | None:
+    if value == "on" and context.device.is_virtual:
+        return "which kernels the Hub has for a card is known on that card only"
     return missing(context, "kernels", *_KERNELS) if value == "on" else None
 
 
@@ -85,6 +91,12 @@ USE_KERNELS = add(
 )
 
 
+def _refuse_compile(value: Value, candidate: Candidate, context: Context) -> str | None:
+    if value == "on" and context.device.is_virtual:
+        return "compiled code can't be run on a card that is not there"
+    return None
+
+
 def _write_compile(value: Value, candidate: Candidate, context: Context) -> dict[str, Any]:
     return {"torch_compile": value == "on"}
 
@@ -102,5 +114,6 @@ TORCH_COMPILE = add(
         # A backend or mode turns compilation on by itself.
         keys=("torch_compile", "torch_compile_backend", "torch_compile_mode"),
         write=_write_compile,
+        refuse=_refuse_compile,
     )
 )

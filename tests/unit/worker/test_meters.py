@@ -1,17 +1,18 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
+from autotune.devices.base import Measured
 from autotune.probe.result import MemoryPeak
 from autotune.trainers.base import DivergedError
-from autotune.worker import meters
-from autotune.worker.meters import StepRecorder, merge_peaks
+from autotune.worker.meters import PHASES_FILE, StepRecorder, merge_peaks
 
 
-class FakeDevice:
+class FakeDevice(Measured):
     """A device whose memory is what a test says, and which notes when it is waited for."""
 
     kind = "fake"
@@ -45,8 +46,8 @@ class FakeDevice:
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Return a clock that a test moves."""
     now = [0.0]
-    monkeypatch.setattr(meters.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(meters.time, "time", lambda: 1000.0 + now[0])
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "time", lambda: 1000.0 + now[0])
     return now
 
 
@@ -185,7 +186,7 @@ def test_a_phase_that_is_entered_again_keeps_its_larger_peak(
 def test_phases_are_on_the_disk_at_once(recorder: StepRecorder, tmp_path: Path) -> None:
     recorder.enter_phase("load")
     recorder.enter_phase("first_step")
-    lines = (tmp_path / meters.PHASES_FILE).read_text().splitlines()
+    lines = (tmp_path / PHASES_FILE).read_text().splitlines()
     assert [json.loads(line)["phase"] for line in lines] == ["load", "first_step"]
     assert recorder.phase == "first_step"
 
