@@ -49,8 +49,26 @@ def install() -> None:
     kernels.install_fallback(fallback)
     attention.register(library)
     autocast.register(library, fallback)
+    _copy_storages()
     # Registrations last as long as the library objects do.
     _libraries.extend((library, fallback))
+
+
+def _copy_storages() -> None:
+    """Let storages of the device be copied (``copy.deepcopy``) without reading their addresses.
+
+    PyTorch asks the device for an allocator, in C++, where a device made in Python has none. Lasts
+    as long as the device: tensors may outlive the block that they were made in.
+    """
+    base = torch.storage._StorageBase
+    usual = base.clone
+
+    def clone(storage: Any) -> Any:
+        if storage.device.type != DEVICE_TYPE:
+            return usual(storage)
+        return kernels.new((storage.nbytes(),), torch.uint8, "clone").untyped_storage()
+
+    base.clone = clone
 
 
 _SETUP = "_setup_privateuseone_for_python_backend"

@@ -17,6 +17,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from autotune.virtual import scratch, values
+from autotune.virtual.errors import NotVirtual
 from autotune.virtual.state import current
 
 aten = torch.ops.aten
@@ -222,7 +223,7 @@ def _make_plan(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Pla
     }
     if not all_in_place or outs:
         with torch.no_grad():
-            found = op(*meta_args, **meta_kwargs)
+            found = _on_meta(op, meta_args, meta_kwargs)
     resized = tuple(
         (position, tuple(_argument(meta_args, meta_kwargs, position).shape))
         for position, value in outs.items()
@@ -260,6 +261,15 @@ def _make_plan(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Pla
         and all(t.numel() <= values.MAX_ELEMENTS for t in (*inputs, *outputs)),
         resized=resized,
     )
+
+
+def _on_meta(op: Any, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
+    try:
+        return op(*args, **kwargs)
+    except NotImplementedError as error:
+        raise NotVirtual(
+            f"the operator {op}", "it has no meta kernel, which tells the shapes of its results"
+        ) from error
 
 
 def _describe(schema: Any, results: list[Any], returns: list[Any]) -> list[Any]:

@@ -43,11 +43,9 @@ class _Observer:
             return  # a part of the model that is computed again
         self.known.add(id(root))
         self.names.update({id(part): name for name, part in root.named_modules() if name})
-        self.trace.tag(root.parameters(), "parameters")
-        self.trace.tag(root.buffers(), "buffers")
-        for parameter in root.parameters():
-            self.trace.tag(_attached(getattr(parameter, "quant_state", None)), "parameters")
-            self.trace.tag(_attached(parameter), "parameters")
+        buffers = list(root.buffers())
+        self.trace.tag(buffers, "buffers")
+        self.trace.tag(belongings(root), "parameters")
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -60,6 +58,15 @@ class _Observer:
         for state in optimizer.state.values():
             values = state.values() if isinstance(state, dict) else ()
             self.trace.tag((v for v in values if isinstance(v, torch.Tensor)), "optimizer_states")
+
+
+def belongings(root: torch.nn.Module) -> Iterator[torch.Tensor]:
+    """Yield a model's parameters and buffers, and what its quantised weights keep beside them."""
+    for parameter in root.parameters():
+        yield parameter
+        yield from _attached(getattr(parameter, "quant_state", None))
+        yield from _attached(parameter)
+    yield from root.buffers()
 
 
 def _attached(holder: Any, depth: int = 2) -> Iterator[torch.Tensor]:

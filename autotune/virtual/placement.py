@@ -7,14 +7,18 @@ patch is undone by :func:`placed`; each names why no option serves.
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.util
 import os
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
 import torch
+from torch.utils._device import _device_constructors
 
 from autotune.virtual import autocast, device, flash, quantised
+from autotune.virtual.errors import NotVirtual
 from autotune.virtual.observe import observed
 from autotune.virtual.session import Session
 
@@ -37,13 +41,14 @@ def placed(session: Session) -> Iterator[None]:
         # pass, which may be over. On the calling thread the order of the nodes is the same.
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         # ``with torch.device(...)`` notes the functions it applies to once; it must note the real one.
-        torch.utils._device._device_constructors()
+        _device_constructors()
         # torch.empty(pin_memory=True) asks the accelerator for an allocator of pinned memory, which
         # a device made in Python can't offer. Pinned or not, the host's bytes are the same.
         stack.enter_context(mock.patch.object(torch, "empty", _unpinned(torch.empty)))
         stack.enter_context(
             mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, *a, **k: tensor)
         )
+        _refuse_compilers(stack)
         _patch_transformers(stack, session)
         quantised.install(stack)
         flash.install(stack, session)
@@ -64,6 +69,51 @@ def _unpinned(function: Any) -> Any:
         return function(*args, **kwargs)
 
     return call
+
+
+def _refuse_compilers(stack: contextlib.ExitStack) -> None:
+    """Raise where code would be generated for a card: what it takes is decided by the generator."""
+    usual = torch.compile
+
+    def compile_(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(model, torch.nn.Module) or isinstance(
+            getattr(model, "__self__", None), torch.nn.Module
+        ):
+            raise NotVirtual("torch.compile", _GENERATED)
+        if model is None:
+            return lambda function: compile_(function, *args, **kwargs)
+        compiled = usual(model, *args, **kwargs)
+        name = getattr(model, "__qualname__", type(model).__name__)
+
+        @functools.wraps(model)
+        def call(*values: Any, **named: Any) -> Any:
+            if any(_is_virtual(value) for value in (*values, *named.values())):
+                raise NotVirtual(f"torch.compile of {name}", _GENERATED)
+            return compiled(*values, **named)
+
+        return call
+
+    stack.enter_context(mock.patch.object(torch, "compile", compile_))
+    if importlib.util.find_spec("triton") is None:
+        return
+    from triton.runtime.jit import JITFunction
+
+    launch = JITFunction.run
+
+    def run(kernel: Any, *values: Any, **named: Any) -> Any:
+        if any(_is_virtual(value) for value in (*values, *named.values())):
+            name = getattr(kernel, "__name__", "")
+            raise NotVirtual(f"the Triton kernel {name}", "it reads and writes a card's memory")
+        return launch(kernel, *values, **named)
+
+    stack.enter_context(mock.patch.object(JITFunction, "run", run))
+
+
+_GENERATED = "the code, and with it the memory, is generated for a real card"
+
+
+def _is_virtual(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.device.type == device.DEVICE_TYPE
 
 
 def _patch_transformers(stack: contextlib.ExitStack, session: Session) -> None:

@@ -9,6 +9,7 @@ whose memory is not the device's (paged optimizer states). Read in bitsandbytes 
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib.util
 from typing import Any
 from unittest import mock
@@ -59,9 +60,9 @@ def int8_vectorwise_quant(a: torch.Tensor, threshold: float = 0.0) -> Any:
     outliers = None
     if threshold > 0.0:
         _ = a.abs() >= threshold
-        outliers = kernels.new((0,), torch.int64, "argwhere")
-    stats = kernels.new((a.numel() // a.shape[-1],), torch.float32, "int8_vectorwise_quant")
-    rows = kernels.new(tuple(a.shape), torch.int8, "int8_vectorwise_quant")
+        outliers = torch.empty(0, dtype=torch.int64, device=a.device)
+    stats = torch.empty(a.numel() // a.shape[-1], dtype=torch.float32, device=a.device)
+    rows = torch.empty(a.shape, dtype=torch.int8, device=a.device)
     return rows, stats, outliers
 
 
@@ -70,7 +71,7 @@ def int8_linear_matmul(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     session = current()
     if session is not None:
         session.charge_matmul(2.0 * a.numel() * b.shape[0], a.numel() + b.numel(), torch.int8)
-    return kernels.new((*a.shape[:-1], b.shape[0]), torch.int32, "int8_linear_matmul")
+    return torch.empty((*a.shape[:-1], b.shape[0]), dtype=torch.int32, device=a.device)
 
 
 def int8_scaled_mm(
@@ -83,7 +84,7 @@ def int8_scaled_mm(
 ) -> torch.Tensor:
     """Multiply and scale: an int32 product, a float16 result, a cast where another is wanted."""
     product = int8_linear_matmul(a, b)
-    result = kernels.new(tuple(product.shape), torch.float16, "int8_mm_dequant")
+    result = torch.empty_like(product, dtype=torch.float16)
     if bias is not None and bias.dtype != torch.float16:
         result = result.add_(bias)
     return result.to(dtype or torch.float16)
@@ -100,7 +101,7 @@ def int8_mixed_scaled_mm(
 ) -> Any:
     """Multiply with no outliers: an int8 product in the activations' dtype."""
     result = int8_scaled_mm(quantised, weight, row_stats, col_stats, bias, a.dtype)
-    return result, kernels.new((0,), a.dtype, "empty")
+    return result, torch.empty(0, dtype=a.dtype, device=a.device)
 
 
 SPECIAL = {
@@ -132,6 +133,63 @@ def _no_prefetch(*args: Any, **kwargs: Any) -> None:
         session.charge_link(args[0].numel() * args[0].element_size())
 
 
+def _quantise_int8(self: Any, device: torch.device) -> Any:
+    """Quantise a weight of the host on the device, as another parameter."""
+    weight = self.data.contiguous().to(device=device, dtype=torch.float16)
+    rows, stats, _ = torch.ops.bitsandbytes.int8_vectorwise_quant.default(weight)
+    return type(self)(rows, requires_grad=self.requires_grad, CB=rows, SCB=stats)
+
+
+def _settings(parameter: Any) -> dict[str, Any]:
+    names = ("blocksize", "compress_statistics", "quant_type", "quant_storage", "module")
+    return {
+        "requires_grad": parameter.requires_grad,
+        **{name: getattr(parameter, name) for name in names},
+    }
+
+
+def _moved(self: Any, device: torch.device) -> Any:
+    """Return a 4-bit weight that is yet to be quantised, on the device, as another parameter."""
+    return type(self)(self.data.contiguous().to(device), **_settings(self))
+
+
+def _deepcopy_4bit(self: Any, memo: dict[int, Any]) -> Any:
+    """Copy a 4-bit weight without giving a parameter of the host data of the device."""
+    return type(self)(
+        copy.deepcopy(self.data, memo),
+        quant_state=copy.deepcopy(self.quant_state),
+        bnb_quantized=self.bnb_quantized,
+        **_settings(self),
+    )
+
+
+def _patch_parameters(stack: contextlib.ExitStack) -> None:
+    """Make new parameters where bitsandbytes assigns ``data`` across devices.
+
+    PyTorch allows that between the dense devices that it knows by name only
+    (TensorImpl::has_compatible_shallow_copy_type).
+    """
+    from bitsandbytes.nn import Int8Params, Params4bit
+
+    usual_int8, usual_4bit = Int8Params._quantize, Params4bit._quantize
+
+    def int8(self: Any, device: Any) -> Any:
+        place = torch.device(device)
+        if place.type != DEVICE_TYPE or self.has_fp16_weights:
+            return usual_int8(self, device)
+        return _quantise_int8(self, place)
+
+    def four_bit(self: Any, device: Any) -> Any:
+        place = torch.device(device)
+        if place.type == DEVICE_TYPE and self.data.device.type != DEVICE_TYPE:
+            self = _moved(self, place)
+        return usual_4bit(self, device)
+
+    stack.enter_context(mock.patch.object(Int8Params, "_quantize", int8))
+    stack.enter_context(mock.patch.object(Params4bit, "_quantize", four_bit))
+    stack.enter_context(mock.patch.object(Params4bit, "__deepcopy__", _deepcopy_4bit))
+
+
 def install(stack: contextlib.ExitStack) -> None:
     """Register bitsandbytes' operators, if it is installed, and patch what asks the driver."""
     if importlib.util.find_spec("bitsandbytes") is None:
@@ -143,6 +201,7 @@ def install(stack: contextlib.ExitStack) -> None:
     stack.enter_context(mock.patch.object(functional, "get_paged", get_paged))
     stack.enter_context(mock.patch.object(functional, "prefetch_tensor", _no_prefetch))
     stack.enter_context(mock.patch.object(functional, "fill", lambda *args, **kwargs: None))
+    _patch_parameters(stack)
     # It knows its devices by name.
     names = getattr(__import__("bitsandbytes"), "supported_torch_devices", None)
     if isinstance(names, set) and DEVICE_TYPE not in names:

@@ -20,6 +20,8 @@ class Session:
         capability: Compute capability (major, minor) of the card.
         workspace_bytes: cuBLAS workspace per thread that multiplies matrices; 0 for none.
         roofline: Turns work into seconds; None to count work only.
+        scratch: Whether kernels take the memory of a card's kernels beyond their results.
+        host_kernels: Whether attention goes the CPU's way, to compare with real tensors there.
     """
 
     def __init__(
@@ -28,6 +30,8 @@ class Session:
         capability: tuple[int, int] = (8, 0),
         workspace_bytes: int = 0,
         roofline: Any = None,
+        scratch: bool = True,
+        host_kernels: bool = False,
         name: str = "virtual",
         total_bytes: int = 0,
         multiprocessors: int = 1,
@@ -36,6 +40,8 @@ class Session:
         self.trace = Trace()
         self.capability = capability
         self.roofline = roofline
+        self.scratch = scratch
+        self.host_kernels = host_kernels
         self.name = name
         self.total_bytes = total_bytes
         self.multiprocessors = multiprocessors
@@ -65,7 +71,7 @@ class Session:
             if seconds is None:
                 seconds = self._seconds[id(plan)] = self.roofline.op_seconds(plan, flops)
             cost.seconds += seconds
-        if plan.scratch_bytes:
+        if plan.scratch_bytes and self.scratch:
             trace.flash(plan.scratch_bytes, plan.name)
         if self._workspace_bytes and plan.name in _MATMULS:
             in_backward = phase == "backward"

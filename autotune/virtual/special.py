@@ -12,6 +12,7 @@ from autotune.virtual.state import current
 
 aten = torch.ops.aten
 _SMALL_BYTES = 1 << 20
+_CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
 def _is_virtual(tensor: torch.Tensor) -> bool:
@@ -228,6 +229,45 @@ def resize_(tensor: torch.Tensor, size: Any, *, memory_format: Any = None) -> to
     return tensor
 
 
+def _place(
+    tensor: torch.Tensor, storage: Any, offset: int, size: Any, stride: Any
+) -> torch.Tensor:
+    # The CPU's kernel only changes where the tensor looks.
+    aten.set_.source_Storage_storage_offset.redispatch(_CPU, tensor, storage, offset, size, stride)
+    return tensor
+
+
+def set_storage(tensor: torch.Tensor, source: Any) -> torch.Tensor:
+    """Let ``tensor`` be all of a storage, in one dimension."""
+    return _place(tensor, source, 0, (source.nbytes() // tensor.element_size(),), (1,))
+
+
+def set_storage_offset(
+    tensor: torch.Tensor, source: Any, offset: int, size: Any, stride: Any = ()
+) -> torch.Tensor:
+    """Let ``tensor`` be a part of a storage."""
+    if not stride and size:
+        stride = torch.empty(tuple(size), device="meta").stride()
+    return _place(tensor, source, offset, size, stride)
+
+
+def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """Let ``tensor`` be what ``source`` is."""
+    storage, offset = source.untyped_storage(), source.storage_offset()
+    return _place(tensor, storage, offset, source.shape, source.stride())
+
+
+def convolution(*args: Any) -> Any:
+    """Convolve: PyTorch asks other devices than its own under this name."""
+    return generic(aten.convolution.default, *args)
+
+
+def convolution_backward(grad: Any, tensor: Any, weight: Any, *args: Any) -> Any:
+    """Return the gradients of a convolution's input, weight and bias."""
+    bias = [weight.shape[1] * args[-2] if args[3] else weight.shape[0]]
+    return generic(aten.convolution_backward.default, grad, tensor, weight, bias, *args)
+
+
 def record_stream(tensor: torch.Tensor, stream: Any) -> None:
     """Do nothing: there is one stream, in order."""
 
@@ -259,6 +299,11 @@ SPECIAL = {
     "arange.start_step": _counting("arange", aten.arange.start_step),
     "bincount": _dependent("bincount", aten.bincount.default),
     "resize_": resize_,
+    "set_.source_Storage": set_storage,
+    "set_.source_Storage_storage_offset": set_storage_offset,
+    "set_.source_Tensor": set_tensor,
+    "convolution_overrideable": convolution,
+    "convolution_backward_overrideable": convolution_backward,
     "record_stream": record_stream,
     "is_pinned": is_pinned,
 }
