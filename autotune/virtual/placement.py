@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 from torch.utils._device import _device_constructors
 
-from autotune.virtual import autocast, device, flash, quantised
+from autotune.virtual import autocast, device, flash, loss, quantised
 from autotune.virtual.errors import NotVirtual
 from autotune.virtual.observe import observed
 from autotune.virtual.session import Session
@@ -52,6 +52,7 @@ def placed(session: Session) -> Iterator[None]:
         _patch_transformers(stack, session)
         quantised.install(stack)
         flash.install(stack, session)
+        loss.install(stack, session, device.DEVICE_TYPE)
         stack.enter_context(observed(session.trace))
         yield
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from unittest import mock
 
@@ -18,6 +18,7 @@ from torch.nn.modules import module as modules
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from autotune.virtual import loss
 from autotune.virtual.observe import belongings, observed
 from autotune.virtual.trace import Trace
 
@@ -142,7 +143,7 @@ def traced_on_host(*, like_a_card: bool = True) -> Iterator[Trace]:
         _leave_out_numbers(stack, watcher)
         _leave_out_loaders(stack, watcher)
         if like_a_card:
-            _like_a_card(stack)
+            _like_a_card(stack, watcher)
         stack.enter_context(observed(trace))
         stack.enter_context(watcher)
         yield trace
@@ -203,12 +204,13 @@ def _leave_out_loaders(stack: contextlib.ExitStack, watcher: _Watcher) -> None:
     stack.enter_context(mock.patch.object(states, "move_to_device", send))
 
 
-def _like_a_card(stack: contextlib.ExitStack) -> None:
+def _like_a_card(stack: contextlib.ExitStack, watcher: _Watcher) -> None:
     """Make PyTorch and bitsandbytes go the way that they go on a card.
 
     - Optimizers and clipping work on lists of tensors (``foreach``), not on one after another.
     - Dropout is one operator that keeps a mask of a byte per element.
     - bitsandbytes multiplies 8-bit weights as integers, and does not dequantise them.
+    - TRL's loss runs in Triton kernels, which take no memory; what stands for them is not counted.
     """
     from torch.optim import optimizer as optimizers
     from torch.utils import _foreach_utils
@@ -236,3 +238,12 @@ def _like_a_card(stack: contextlib.ExitStack) -> None:
         stack.enter_context(
             mock.patch.object(functions, "MatMul8bitFp", functions.MatMul8bitLt)
         )
+
+    def unseen(usual: Callable[..., None]) -> Callable[..., None]:
+        def kernel(*args: Any, **kwargs: Any) -> None:
+            with watcher.pause():
+                usual(*args, **kwargs)
+
+        return kernel
+
+    loss.patch(stack, "cpu", fold=unseen, accumulate=unseen)
