@@ -18,6 +18,7 @@ from autotune.space.context import Context, DataProfile, DeviceInfo, ModelFacts
 from autotune.space.domains import Quantiles
 from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
 from autotune.space.space import ResolvedSpace, SearchSpace
+from autotune.virtual.cards import full_name
 
 PREDICTED_STEPS = 2
 MEASURED_ROWS = 8
@@ -86,6 +87,8 @@ class Request:
         for holds, message in checks:
             if not holds:
                 raise UsageError(f"{message}.")
+        # Workers need not run in the present folder.
+        object.__setattr__(self, "device", full_name(self.device))
         check_device_name(self.device)
         self.space.check_pins(self.pins)
 
@@ -202,6 +205,7 @@ class Plan:
 
 def describe(device: str, executor: Executor) -> dict[str, Any]:
     """Return the device, the packages and the versions, seen from a disposable process."""
+    device = full_name(device)
     check_device_name(device)
     request = {"device": device, "process_env": host.process_env(device)}
     return executor.run_task("describe", request, timeout_s=DESCRIBE_TIMEOUT_S)
@@ -271,7 +275,7 @@ def make_profile(request: Request, folder: RunFolder, executor: Executor) -> Dat
 def _prepare(
     request: Request, keys: Mapping[str, Any], folder: RunFolder, executor: Executor
 ) -> dict[str, Any]:
-    """Return the prepare task's answer, from the run folder if it was given there before."""
+    """Return the prepare task's answer for a search."""
     task = {
         "trainer": request.trainer,
         "config": {**keys, **request.space.fixed},
@@ -280,6 +284,13 @@ def _prepare(
         "trust_remote_code": request.trust_remote_code,
         "weights": request.weights,
     }
+    return prepare(task, folder, executor, device=request.device)
+
+
+def prepare(
+    task: Mapping[str, Any], folder: RunFolder, executor: Executor, *, device: str
+) -> dict[str, Any]:
+    """Return the prepare task's answer, from the run folder if it was given there before."""
     kept = folder.work / "prepared.json"
     try:
         record = json.loads(kept.read_text())
@@ -287,9 +298,9 @@ def _prepare(
             return record["answer"]  # type: ignore[no-any-return]
     except (OSError, ValueError, KeyError):
         pass
-    environment = {"process_env": host.process_env(request.device)}
+    environment = {"process_env": host.process_env(device)}
     answer = executor.run_task("prepare", {**task, **environment}, timeout_s=PREPARE_TIMEOUT_S)
-    folder.write_json(kept, {"task": task, "answer": answer})
+    folder.write_json(kept, {"task": dict(task), "answer": answer})
     return answer
 
 

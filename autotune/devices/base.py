@@ -91,8 +91,12 @@ class DeviceBackend(Protocol):
         """Return the block within which a trainer is built and run."""
         ...
 
-    def run_facts(self) -> Mapping[str, Any]:
-        """Return further facts of the finished run, by their names in a measurement."""
+    def run_facts(self, *, num_points: int) -> Mapping[str, Any]:
+        """Return further facts of the finished run, by their names in a measurement.
+
+        Args:
+            num_points: The most points of a timeline, if there is one.
+        """
         ...
 
 
@@ -109,7 +113,7 @@ class Measured:
         """Return a block that changes nothing."""
         return nullcontext()
 
-    def run_facts(self) -> Mapping[str, Any]:
+    def run_facts(self, *, num_points: int) -> Mapping[str, Any]:
         """Return nothing."""
         return {}
 

@@ -19,9 +19,6 @@ from autotune.virtual.api import session_for
 from autotune.virtual.replay import Replay
 from autotune.virtual.summary import summarise
 
-TIMELINE_POINTS = 60
-"""Points of the timeline that a probe's result carries; ``autotune estimate`` draws more."""
-
 
 class VirtualDevice:
     """One pretend card, active from its construction to the end of the process.
@@ -51,15 +48,7 @@ class VirtualDevice:
 
     def describe(self) -> DeviceInfo:
         """Return the card's figures; rules see a CUDA device, since that is what it stands for."""
-        return DeviceInfo(
-            name=self.name,
-            kind="cuda",
-            label=f"{self.card.name} (virtual)",
-            total_bytes=self.card.memory_bytes,
-            free_bytes=self.card.memory_bytes,
-            supports_bf16=self.card.supports_bf16,
-            capability=self.card.capability,
-        )
+        return cards.device_info(self.card, self.name)
 
     def limit_memory(self, budget_bytes: int) -> None:
         """Let the allocator reserve no more than the budget leaves beside the context."""
@@ -67,7 +56,12 @@ class VirtualDevice:
         self._replay.limit(max(limit, 0))
 
     def lift_limit(self) -> None:
-        """Do nothing: reporting needs no memory of the device."""
+        """Let a run that has not begun take more than the card has, to see how much it needs.
+
+        One that has begun, and may have run out, needs no memory of the device to report.
+        """
+        if not self._replay.has_begun:
+            self._replay.limit(None)
 
     def clock(self) -> float:
         """Return the predicted time that the run has taken on the card, in seconds."""
@@ -84,7 +78,7 @@ class VirtualDevice:
         self._session.trace.mark("phase")
 
     def read_peaks(self) -> MemoryPeak:
-        """Return the peaks since :meth:`reset_peaks`; ``resident_bytes`` are those held on the host.
+        """Return the peaks since :meth:`reset_peaks`; ``resident_bytes`` is what the host holds.
 
         Raises:
             OutOfMemory: If the allocator could not serve a request.
@@ -117,9 +111,9 @@ class VirtualDevice:
         """Return the block in which trainers choose this device."""
         return placement.placed(self._session)
 
-    def run_facts(self) -> Mapping[str, Any]:
-        """Return what the peak is made of."""
-        return {"makeup": summarise(self._session.trace, max_points=TIMELINE_POINTS)}
+    def run_facts(self, *, num_points: int) -> Mapping[str, Any]:
+        """Return what the peak is made of, with so many points of how memory changed."""
+        return {"makeup": summarise(self._session.trace, max_points=num_points)}
 
 
 def _allocator_settings() -> str:

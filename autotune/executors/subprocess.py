@@ -46,8 +46,8 @@ class SubprocessExecutor:
     milliseconds. Where a fork is not safe, every probe gets a fresh interpreter instead.
 
     Args:
-        devices: CUDA indices or device names; one probe at a time runs on each. ``auto`` runs a
-            spec on the device it names, and shows it one card.
+        devices: CUDA indices or device names; one probe at a time runs on each. ``auto`` and
+            ``virtual`` run a spec on the device it names, and show it one card and none.
         devices_per_probe: Devices that one probe uses; only 1 is supported.
         timeout_s: Wall-clock limit of a probe; a spec's own lower limit goes first.
         launch: ``fork``, ``spawn`` (a fresh interpreter each), or ``auto``: fork where that is
@@ -132,7 +132,8 @@ class SubprocessExecutor:
     ) -> dict[str, Any]:
         """Run another worker task to its end and return its answer; it takes a slot meanwhile.
 
-        A ``device`` in the request is replaced by the slot's; a ``process_env`` is set.
+        A ``device`` in the request is replaced by the slot's, if that is a certain one; a
+        ``process_env`` is set.
 
         Raises:
             AutotuneError: The very error the task raised.
@@ -141,7 +142,8 @@ class SubprocessExecutor:
         with temporary_folder() as folder:
 
             def begin(slot: Slot, asked_at: float) -> Path:
-                placed = {**request, "device": slot.device} if "device" in request else request
+                is_placed = "device" in request and slot.device != AUTO
+                placed = {**request, "device": slot.device} if is_placed else request
                 evidence.write_task(name, folder, placed)
                 return folder
 
@@ -182,7 +184,7 @@ def _slot(device: int | str) -> Slot:
         return Slot(AUTO, {"CUDA_VISIBLE_DEVICES": first})
     if kind == "virtual":
         # Libraries must not find a real card beside the pretended one.
-        return Slot(device, {"CUDA_VISIBLE_DEVICES": ""})
+        return Slot(device if index else AUTO, {"CUDA_VISIBLE_DEVICES": ""})
     if kind != "cuda":
         return Slot(device)
     if index and not index.isdigit():

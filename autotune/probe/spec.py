@@ -23,6 +23,9 @@ class ProbeSpec:
         data_folder: Tokenised rows that the prepare task wrote; None to load the data anew.
         weights: ``random`` (built from the model's config) or ``real``.
         memory_budget_bytes: Enforced cap; None for no cap but the device's own.
+        beyond_device: Whether not even the device's own memory is a cap, to see what a run needs
+            that does not fit; on a virtual card alone.
+        timeline_points: The most points of a predicted timeline of memory in use.
         warmup_steps: Typical optimizer steps kept apart before the measured ones.
         measured_steps: Optimizer steps that give the rate.
         rows_per_step: Rows of differing length that a step holds at least, if a full one does.
@@ -44,6 +47,8 @@ class ProbeSpec:
     data_folder: str | None = None
     weights: str = "random"
     memory_budget_bytes: int | None = None
+    beyond_device: bool = False
+    timeline_points: int = 60
     warmup_steps: int = 1
     measured_steps: int = 5
     rows_per_step: int = 8

@@ -76,6 +76,17 @@ class TrainerAdapter(Protocol):
         ...
 
 
+LAID_ASIDE: Mapping[str, object] = {
+    # Of loaders in processes of their own, which a probe has not.
+    "dataloader_prefetch_factor": None,
+    "dataloader_persistent_workers": False,
+    # Rows come with their labels; TRL refuses to find an assistant's tokens in them again.
+    "assistant_only_loss": False,
+    "eval_on_start": False,
+    "streaming": False,
+}
+"""What a probe sets these keys to where a configuration has them."""
+
 registry: Registry[Callable[[], TrainerAdapter]] = Registry(
     "trainer", group="autotune.trainers", builtin=("autotune.trainers.sft",)
 )

@@ -32,7 +32,7 @@ from autotune.errors import UnknownNameError
 from autotune.probe.spec import ProbeSpec
 from autotune.space.knobs.batching import TRL_BATCH_SIZE
 from autotune.trainers import models
-from autotune.trainers.base import Recorder
+from autotune.trainers.base import LAID_ASIDE, Recorder
 from autotune.trainers.schedule import num_steps, plan, probe_accumulation
 
 
@@ -80,6 +80,9 @@ def probe_overlay(spec: ProbeSpec, device: DeviceBackend) -> dict[str, Any]:
         "push_to_hub": False,
         "disable_tqdm": True,
         "load_best_model_at_end": False,
+        **{key: value for key, value in LAID_ASIDE.items() if key in spec.config},
+        # It has no say in memory, and a virtual card is not among those that PyTorch allows it.
+        **({"tf32": None} if device.source == "predicted" else {}),
         **device.trainer_keys(),
         **spec.overlay,
     }

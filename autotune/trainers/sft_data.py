@@ -31,12 +31,16 @@ _FORMATS = (
 )
 
 
+_ON_HOST = {"use_cpu": True, "bf16": False, "fp16": False, "tf32": None, "report_to": "none"}
+
+
 def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
     """Tokenise the data that ``request["config"]`` names and write the rows to a folder.
 
     Args:
         request: ``config`` (TRL keys), ``folder`` (takes the rows in ``data/``), ``max_lengths``
-            (lengths to tabulate beyond the useful ones), ``trust_remote_code``.
+            (lengths to tabulate beyond the useful ones), ``trust_remote_code``; ``assume``
+            (``length`` and ``count``) for rows that are made up, whatever data it names.
 
     Returns:
         ``model`` and ``data``: facts and profile as plain JSON; ``data_folder``.
@@ -50,9 +54,7 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
     mapping = {
         **request["config"],
         "output_dir": str(folder / "output"),
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": "none",
+        **_ON_HOST,
     }
     try:
         script_args, training_args, model_args, dataset_args = parse(SFTConfig, mapping, folder)
@@ -70,11 +72,15 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
     )
     check_weights(model_args.model_name_or_path, str(request.get("weights", "random")))
     facts = model_facts(config, tokenizer, trust_remote_code=trust)
-    raw = open_dataset(script_args, dataset_args)
-    kind = _format(raw, training_args.dataset_text_field)
-    _check_chat_template(raw, tokenizer, kind, model_args.model_name_or_path)
-    check_rows(raw, kind, training_args.dataset_text_field)
-    rows, num_empty, num_embeddings = _tokenise(raw, tokenizer, training_args, folder)
+    kind, num_empty, num_embeddings = "assumed", 0, 0
+    if request.get("assume") is not None:
+        rows = _made_up(facts.vocab_size, **request["assume"])
+    else:
+        raw = open_dataset(script_args, dataset_args)
+        kind = _format(raw, training_args.dataset_text_field)
+        _check_chat_template(raw, tokenizer, kind, model_args.model_name_or_path)
+        check_rows(raw, kind, training_args.dataset_text_field)
+        rows, num_empty, num_embeddings = _tokenise(raw, tokenizer, training_args, folder)
     check_ids(
         rows,
         vocab_size=max(facts.vocab_size, num_embeddings),
@@ -97,6 +103,12 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
         "data": profile.to_dict(),
         "data_folder": str(data_folder),
     }
+
+
+def _made_up(vocab_size: int, *, length: int, count: int) -> Dataset:
+    """Return rows of one length in which every token carries loss."""
+    row = [index % vocab_size for index in range(length)]
+    return Dataset.from_dict({"input_ids": [row] * count, "labels": [row] * count})
 
 
 def _format(raw: Dataset, text_field: str) -> str:

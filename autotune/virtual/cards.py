@@ -10,12 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import PrerequisiteError, UnknownNameError, UsageError
+from autotune.space.context import DeviceInfo
 from autotune.units import parse_bytes
 
 CATALOGUE = Path(__file__).with_name("gpus.toml")
 _CUSTOM = "a100-80gb"
 """A card that is given by its size alone is taken for an Ampere data-centre card of that size."""
 
+SOURCE_OF = {
+    "compute_capability": "capability",
+    "multiprocessors": "capability",
+    "memory_bytes": "memory",
+    "driver_memory_mib": "driver_memory",
+    "context_bytes": "context",
+    "bandwidth_bytes_per_s": "bandwidth",
+    "link_bytes_per_s": "link",
+    "l2_bytes": "l2",
+    "cublas_workspace_bytes": "cublas_workspace",
+    "tflops": "tflops",
+}
+"""The key in ``sources`` that tells of each figure."""
+
+_TEXTS = ("name", "vendor", "architecture", "compute_capability")
 _INTEGERS = (
     "memory_bytes",
     "driver_memory_mib",
@@ -24,6 +40,7 @@ _INTEGERS = (
     "l2_bytes",
     "cublas_workspace_bytes",
 )
+_MAY_BE_ZERO = ("context_bytes", "l2_bytes", "cublas_workspace_bytes")
 _FLOATS = ("bandwidth_bytes_per_s", "link_bytes_per_s")
 
 
@@ -105,9 +122,13 @@ def _card(identity: str, entry: Mapping[str, Any], where: str) -> Card:
             f"the card {identity!r} in {where} lacks {', '.join(missing)}.",
             hint="Give every field; `autotune gpus CARD` shows those of a known one.",
         )
+    for key in _TEXTS:
+        if not isinstance(entry[key], str):
+            raise UsageError(f"{key} of the card {identity!r} in {where} must be text.")
     for key in (*_INTEGERS, *_FLOATS):
         value = entry[key]
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0:
+        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if not is_number or value < (0 if key in _MAY_BE_ZERO else 1):
             raise UsageError(
                 f"{key} of the card {identity!r} in {where} is {value!r}, not a positive number."
             )
@@ -119,7 +140,16 @@ def _card(identity: str, entry: Mapping[str, Any], where: str) -> Card:
     values = {**entry, "aliases": tuple(entry.get("aliases", ()))}
     values.update({key: int(entry[key]) for key in _INTEGERS})
     values.update({key: float(entry[key]) for key in _FLOATS})
-    return Card(id=identity, **values)
+    card = Card(id=identity, **values)
+    try:
+        card.capability  # noqa: B018  looked at to see if it can be read
+    except (AttributeError, IndexError, ValueError) as error:
+        raise UsageError(
+            f"compute_capability of the card {identity!r} in {where} is"
+            f" {card.compute_capability!r}.",
+            hint='Write it as "8.9", or for AMD as "gfx942".',
+        ) from error
+    return card
 
 
 def find(name: str) -> Card:
@@ -135,7 +165,7 @@ def find(name: str) -> Card:
     """
     wanted = name.strip().lower()
     if name.endswith(".toml"):
-        return _from_file(Path(name))
+        return _from_file(Path(name).expanduser())
     cards = catalogue()
     if wanted in cards:
         return cards[wanted]
@@ -162,7 +192,8 @@ def _of_size(size: int, name: str) -> Card:
         memory_bytes=size,
         driver_memory_mib=size >> 20,
         aliases=(),
-        sources={"memory": "given by the user"},
+        sources={key: f"taken from {base.id}: {text}" for key, text in base.sources.items()}
+        | dict.fromkeys(("memory", "driver_memory"), "the size that was asked for"),
     )
     return Card(**values)
 
@@ -178,8 +209,49 @@ def _from_file(path: Path) -> Card:
     except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"the card file {str(path)!r} cannot be read: {error}") from error
     base = entry.pop("base", None)
+    inherited: dict[str, Any] = {}
+    sources: dict[str, str] = {}
     if base is not None:
-        table = _table()
-        card = find(str(base))
-        entry = {**table[card.id], "aliases": (), **entry}
-    return _card(path.stem, entry, path.name)
+        table, card = _table(), find(str(base))
+        if card is not catalogue().get(card.id):
+            raise UsageError(
+                f"the base {base!r} of the card file {str(path)!r} is not in the catalogue.",
+                hint="`autotune gpus` lists the cards that can be a base.",
+            )
+        inherited = {**table[card.id], "aliases": ()}
+        sources = {key: f"taken from {card.id}: {text}" for key, text in card.sources.items()}
+    sources |= {SOURCE_OF[key]: f"given in {path.name}" for key in entry if key in SOURCE_OF}
+    given = entry.get("sources", {})
+    if not isinstance(given, Mapping):
+        raise UsageError(f"sources in the card file {str(path)!r} must map names to texts.")
+    return _card(path.stem, {**inherited, **entry, "sources": {**sources, **given}}, path.name)
+
+
+def full_name(device: str) -> str:
+    """Return a device's name that means the same in every folder: a card's file by its whole path.
+
+    Args:
+        device: As given to ``--device``; any but a virtual card's is returned as it is.
+    """
+    kind, _, card = device.partition(":")
+    if kind != "virtual" or not card.endswith(".toml"):
+        return device
+    return f"{kind}:{Path(card).expanduser().absolute()}"
+
+
+def device_info(card: Card, device: str) -> DeviceInfo:
+    """Return what knobs and budgets decide on; they see a CUDA device, which it stands for.
+
+    Args:
+        card: Its figures.
+        device: Its name as a device.
+    """
+    return DeviceInfo(
+        name=device,
+        kind="cuda",
+        label=f"{card.name} (virtual)",
+        total_bytes=card.memory_bytes,
+        free_bytes=card.memory_bytes,
+        supports_bf16=card.supports_bf16,
+        capability=card.capability,
+    )

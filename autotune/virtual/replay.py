@@ -25,13 +25,18 @@ class Replay:
         self._allocator = CachingAllocator(self._settings, limit_bytes)
         self._next = 0
 
-    def limit(self, limit_bytes: int) -> None:
-        """Lower or raise the limit, before anything was allocated.
+    @property
+    def has_begun(self) -> bool:
+        """Return whether anything was allocated, so that the limit stands."""
+        return bool(self._next and self._allocator.peak_reserved_bytes)
+
+    def limit(self, limit_bytes: int | None) -> None:
+        """Lower, raise or lift (None) the limit, before anything was allocated.
 
         Raises:
             ValueError: If events have been replayed already.
         """
-        if self._next and self._allocator.peak_reserved_bytes:
+        if self.has_begun:
             raise ValueError("the limit must be set before anything is allocated")
         self._allocator = CachingAllocator(self._settings, limit_bytes)
 

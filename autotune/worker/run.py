@@ -50,11 +50,13 @@ def _run(spec: ProbeSpec, asked_at: float) -> ProbeResult:
         recorder.enter_phase("load")
         if spec.memory_budget_bytes is not None:
             device.limit_memory(spec.memory_budget_bytes)
+        if spec.beyond_device:
+            device.lift_limit()
         facts = environment(device)
         with device.placed():
             session = trainers.load(spec.trainer).build(spec, device)
             session.run(recorder)
-            recorder.describe_run(**device.run_facts())
+            recorder.describe_run(**device.run_facts(num_points=spec.timeline_points))
         measurement = recorder.measurement()
         outcome = Outcome.OK
     except Exception as error:  # noqa: BLE001  the one place where every ending becomes a value
