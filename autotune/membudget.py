@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from autotune.errors import UsageError
+from autotune.probe.prediction import MEMORY_MARGIN
 from autotune.space.context import Context, DeviceInfo
 from autotune.units import format_gib
 
 HEADROOM = 0.10
 """Share of the free memory that the default budget leaves alone."""
-
-VIRTUAL_MARGIN = 0.03
-"""The same on a virtual card: what a prediction of reserved memory and context may be wrong by."""
 
 
 def decide(asked: int | None, device: DeviceInfo, kept: int | None) -> tuple[int, str, bool]:
@@ -23,10 +21,10 @@ def decide(asked: int | None, device: DeviceInfo, kept: int | None) -> tuple[int
     """
     if asked is not None:
         return asked, "--memory-budget", True
-    share = VIRTUAL_MARGIN if device.is_virtual else HEADROOM
+    share = MEMORY_MARGIN if device.is_virtual else HEADROOM
     budget = kept or round(device.free_bytes * (1.0 - share))
-    whose = f"the memory of {device.label}" if device.is_virtual else f"what {device.label} had free"
-    source = f"{whose}, less {share:.0%}"
+    whose = "the memory of {}" if device.is_virtual else "what {} had free"
+    source = f"{whose.format(device.label)}, less {share:.0%}"
     # On the host an unlimited probe could take the search and the machine down with it.
     return budget, source, device.kind == "cpu"
 

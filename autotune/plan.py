@@ -284,11 +284,15 @@ def _prepare(
         "trust_remote_code": request.trust_remote_code,
         "weights": request.weights,
     }
-    return prepare(task, folder, executor, device=request.device)
+    return prepare(task, folder, executor, process_env=host.process_env(request.device))
 
 
 def prepare(
-    task: Mapping[str, Any], folder: RunFolder, executor: Executor, *, device: str
+    task: Mapping[str, Any],
+    folder: RunFolder,
+    executor: Executor,
+    *,
+    process_env: Mapping[str, str],
 ) -> dict[str, Any]:
     """Return the prepare task's answer, from the run folder if it was given there before."""
     kept = folder.work / "prepared.json"
@@ -298,8 +302,8 @@ def prepare(
             return record["answer"]  # type: ignore[no-any-return]
     except (OSError, ValueError, KeyError):
         pass
-    environment = {"process_env": host.process_env(device)}
-    answer = executor.run_task("prepare", {**task, **environment}, timeout_s=PREPARE_TIMEOUT_S)
+    asked = {**task, "process_env": dict(process_env)}
+    answer = executor.run_task("prepare", asked, timeout_s=PREPARE_TIMEOUT_S)
     folder.write_json(kept, {"task": dict(task), "answer": answer})
     return answer
 

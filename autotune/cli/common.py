@@ -11,6 +11,7 @@ import os
 import shlex
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -139,6 +140,20 @@ def program(name: str) -> str:
     if not beside.exists():
         return name
     return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
+
+
+def print_wrapped(text: str, width: int, *, indent: int) -> None:
+    """Write a long text in lines of at most ``width`` columns, as far as its words allow."""
+    print(
+        textwrap.fill(
+            text,
+            max(width, 20 + indent),
+            initial_indent=" " * indent,
+            subsequent_indent=" " * (indent + 2),
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )
 
 
 def check_file(path: Path, option: str) -> None:

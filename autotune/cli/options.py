@@ -21,7 +21,9 @@ Revision = Annotated[str | None, typer.Option(help="Model revision on the hub.")
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run the model repository's own code.")
 ]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda[:N], mps or xpu.")]
+Device = Annotated[
+    str, typer.Option(help="auto, cpu, cuda[:N], mps, xpu, or virtual:CARD (autotune gpus).")
+]
 MemoryBudget = Annotated[
     str | None,
     typer.Option(help="Peak memory to stay within, as 22GiB.  [default: free less 10 %]"),

@@ -92,7 +92,7 @@ class AcceleratorDevice(Measured):
         """Wait for the device."""
         self._module.synchronize(self._index)
 
-    def reset_peaks(self) -> None:
+    def reset_peaks(self, phase: str = "") -> None:
         """Start new peaks of allocated and reserved memory."""
         self._note_overhead()
         self._module.reset_peak_memory_stats(self._index)
@@ -170,7 +170,7 @@ class MpsDevice(Measured):
         """Wait for the device."""
         torch.mps.synchronize()
 
-    def reset_peaks(self) -> None:
+    def reset_peaks(self, phase: str = "") -> None:
         """Start new peaks. Metal keeps none, so the present use is all that is known."""
         self._peak = self._driver_peak = 0
         self._sample()

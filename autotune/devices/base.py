@@ -63,8 +63,12 @@ class DeviceBackend(Protocol):
         """Wait until the device has done all work that was queued."""
         ...
 
-    def reset_peaks(self) -> None:
-        """Start a new phase: later peaks count from the present use."""
+    def reset_peaks(self, phase: str = "") -> None:
+        """Start a new phase: later peaks count from the present use.
+
+        Args:
+            phase: Its name, where one keeps it.
+        """
         ...
 
     def read_peaks(self) -> MemoryPeak:

@@ -70,7 +70,7 @@ class CpuDevice(Measured):
     def synchronize(self) -> None:
         """Do nothing: work on the CPU is done when the call returns."""
 
-    def reset_peaks(self) -> None:
+    def reset_peaks(self, phase: str = "") -> None:
         """Reset the kernel's peak counter to the present resident size."""
         host.reset_peak_resident()
 

@@ -70,12 +70,12 @@ class VirtualDevice:
     def synchronize(self) -> None:
         """Do nothing: what is predicted is done when the call returns."""
 
-    def reset_peaks(self) -> None:
+    def reset_peaks(self, phase: str = "") -> None:
         """Start a new phase."""
         self._replay.advance()
         self._replay.reset_peaks()
         self._session.trace.reset_peak()
-        self._session.trace.mark("phase")
+        self._session.trace.mark(phase.replace("_", " ") or "phase")
 
     def read_peaks(self) -> MemoryPeak:
         """Return the peaks since :meth:`reset_peaks`; ``resident_bytes`` is what the host holds.

@@ -8,17 +8,15 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
-from autotune.errors import PrerequisiteError, UsageError
 from autotune.probe import trl_yaml
 from autotune.report.cells import gib, percent
-from autotune.report.lengths import SUFFIXES
+from autotune.report.lengths import check_plot
 from autotune.report.plot import BUDGET_IN_SIGHT, MARGIN
 from autotune.units import GIB, format_gib
 
@@ -137,18 +135,7 @@ def save_timeline(
         PrerequisiteError: If matplotlib is missing.
     """
     target = Path(path)
-    if target.suffix.lower() not in SUFFIXES:
-        raise UsageError(
-            f"a plot cannot be written as {target.name!r}.",
-            hint=f"End the name in {' or '.join(SUFFIXES)}.",
-        )
-    try:
-        figure_module = import_module("matplotlib.figure")
-    except ImportError as error:
-        raise PrerequisiteError(
-            "drawing needs matplotlib, which is not installed.",
-            hint="Install it with: pip install 'trl-autotune[plot]'",
-        ) from error
+    figure_module = check_plot(target)
     timeline, peak = summary["timeline"], summary["peak_bytes"]
     # A Figure of its own, not pyplot: no display is needed and no global state is touched.
     figure = figure_module.Figure(figsize=(9, 4.5), layout="constrained")

@@ -218,7 +218,8 @@ def _from_file(path: Path) -> Card:
                 f"the base {base!r} of the card file {str(path)!r} is not in the catalogue.",
                 hint="`autotune gpus` lists the cards that can be a base.",
             )
-        inherited = {**table[card.id], "aliases": ()}
+        named = f"{card.name} as in {path.name}"
+        inherited = {**table[card.id], "name": named, "aliases": ()}
         sources = {key: f"taken from {card.id}: {text}" for key, text in card.sources.items()}
     sources |= {SOURCE_OF[key]: f"given in {path.name}" for key in entry if key in SOURCE_OF}
     given = entry.get("sources", {})

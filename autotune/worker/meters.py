@@ -58,7 +58,7 @@ class StepRecorder:
         self._close_phase()
         self.phase = name
         self.phase_entered_s.setdefault(name, time.time())
-        self._device.reset_peaks()
+        self._device.reset_peaks(name)
         with self._events.open("a") as file:
             file.write(json.dumps({"phase": name, "at": time.time()}) + "\n")
 

@@ -29,7 +29,7 @@ class FakeDevice(Measured):
     def synchronize(self) -> None:
         self.num_waits += 1
 
-    def reset_peaks(self) -> None:
+    def reset_peaks(self, phase: str = "") -> None:
         self.peak = self.used
 
     def read_peaks(self) -> MemoryPeak:

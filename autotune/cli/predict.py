@@ -1,0 +1,183 @@
+"""``autotune gpus`` and ``estimate``: cards that are not here, and what a run would take there."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from autotune.cli import common, options
+from autotune.errors import UnknownNameError, UsageError
+
+if TYPE_CHECKING:
+    from autotune.probe.trl_file import TrlFile
+    from autotune.virtual.cards import Card
+
+NOTHING_FITS = 3
+UNITS = {
+    "memory_bytes": "bytes",
+    "driver_memory_mib": "MiB",
+    "context_bytes": "bytes",
+    "bandwidth_bytes_per_s": "bytes/s",
+    "link_bytes_per_s": "bytes/s",
+    "l2_bytes": "bytes",
+    "cublas_workspace_bytes": "bytes",
+    "tflops": "10^12/s",
+}
+RATES = ("bf16", "fp16", "fp32")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to ``app``."""
+    common.command(app, gpus, imports=("autotune.virtual.cards",))
+    common.command(app, estimate, imports=("autotune.estimate", "autotune.report.estimated_text"))
+
+
+def gpus(
+    card: Annotated[
+        str | None,
+        typer.Argument(help="Show this card: a name, a size as 24GiB, or a TOML file."),
+    ] = None,
+    as_json: options.Json = False,
+) -> int:
+    """List the cards that --device virtual:CARD can name, or show one with its sources."""
+    from autotune.virtual import cards
+
+    found = [cards.find(_bare(card))] if card is not None else list(cards.catalogue().values())
+    if as_json:
+        common.show_json({"cards": [_card_facts(item) for item in found]})
+    elif card is not None:
+        _show_card(found[0])
+    else:
+        _show_cards(found)
+    return 0
+
+
+def estimate(
+    file: Annotated[Path, typer.Argument(help="Configuration for trl: a YAML file.")],
+    device: Annotated[
+        str, typer.Option(help="virtual:CARD, or several with commas; autotune gpus lists them.")
+    ],
+    assume_length: Annotated[
+        int | None,
+        typer.Option(help="Do without the data: all rows have so many tokens.", min=2),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Also draw memory over the run, as .png or .svg.")
+    ] = None,
+    probe_timeout: Annotated[str, typer.Option(help="Limit of one card, as 300 or 5m.")] = "30m",
+    as_json: options.Json = False,
+) -> int:
+    """Predict what one configuration takes on a card that is not here, and if it fits."""
+    from autotune.estimate import Estimator
+    from autotune.probe import trl_file
+    from autotune.report import estimated_text, lengths, makeup
+
+    limit_s = common.duration_s(probe_timeout, "--probe-timeout")
+    assert limit_s is not None  # the option has a default
+    devices = [part for part in device.split(",") if part.strip()]
+    if plot is not None:
+        common.check_file(plot, "--plot")
+        lengths.check_plot(plot)
+        if len(devices) > 1:
+            raise UsageError("--plot draws one card.", hint="Give --device a single one.")
+    read = trl_file.read(file)
+    estimator = Estimator(
+        read,
+        devices,
+        assume_length=assume_length,
+        timeout_s=limit_s,
+        on_card=lambda label: common.say(f"predicting on {label} ..."),
+    )
+    _check_keys(read)
+    common.say("starting the worker and reading model and data ...")
+    found = estimator.run()
+    makeup_of = found.cards[0].makeup
+    if plot is not None and makeup_of is not None:
+        budget = found.cards[0].budget_bytes - found.cards[0].context_bytes
+        common.say(f"wrote {makeup.save_timeline(makeup_of, plot, budget)}")
+    if as_json:
+        common.show_json(found.to_dict())
+    else:
+        console = common.stdout_console()
+        text = estimated_text.render(found, console.width)
+        plain = text.plain if console.no_color else text
+        console.print(plain, markup=False, highlight=False, soft_wrap=True)
+    return 0 if any(card.fits for card in found.cards) else NOTHING_FITS
+
+
+def _check_keys(file: TrlFile) -> None:
+    """Refuse a key that TRL does not know; a probe would find out much later."""
+    from autotune.cli.trl_keys import known_keys
+    from autotune.probe.trl_config import LAUNCH_KEYS
+
+    known = known_keys(file.trainer)
+    for key in file.config:
+        if known and key not in known | LAUNCH_KEYS:
+            raise UnknownNameError("TRL key", key, known, where=str(file.path))
+
+
+def _bare(card: str) -> str:
+    return card.strip().removeprefix("virtual:")
+
+
+def _card_facts(card: Card) -> dict[str, Any]:
+    return {**asdict(card), "units": UNITS}
+
+
+def _show_cards(found: list[Card]) -> None:
+    rows = [_row(card) for card in found]
+    sizes = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    for row in [{name: name for name in sizes}, *rows]:
+        cells = [
+            f"{row[name]:<{size}}" if name == "card" else f"{row[name]:>{size}}"
+            for name, size in sizes.items()
+        ]
+        print("  ".join(cells).rstrip())
+    print(
+        "GiB: usable, context included. driver: MiB that its tool shows. GB/s: bandwidth of the"
+        " memory; link: to the host, one way. bf16, fp16, fp32: dense, in 10^12/s. All"
+        " theoretical.\n`autotune gpus CARD` shows every figure with its source."
+    )
+
+
+def _row(card: Card) -> dict[str, str]:
+    return {
+        "card": card.id,
+        "GiB": f"{card.memory_bytes / (1 << 30):.2f}",
+        "driver": str(card.driver_memory_mib),
+        "capability": card.compute_capability,
+        "GB/s": f"{card.bandwidth_bytes_per_s / 1e9:,.0f}",
+        **{name: f"{card.tflops[name]:g}" if name in card.tflops else "-" for name in RATES},
+        "link GB/s": f"{card.link_bytes_per_s / 1e9:.1f}",
+    }
+
+
+def _show_card(card: Card) -> None:
+    from autotune.virtual.cards import SOURCE_OF
+
+    console = common.stdout_console()
+    print(f"{card.name} ({card.id})")
+    if card.aliases:
+        print(f"  also called: {', '.join(card.aliases)}")
+    print(f"  vendor: {card.vendor}, architecture: {card.architecture}")
+    for name, source in SOURCE_OF.items():
+        print(f"  {name}: {_value(card, name)}")
+        text = card.sources.get(source, "not stated")
+        common.print_wrapped(f"source: {text}", console.width, indent=6)
+
+
+def _value(card: Card, name: str) -> str:
+    value = getattr(card, name)
+    if name == "tflops":
+        rates = ", ".join(f"{kind} {rate:g}" for kind, rate in value.items())
+        return f"{rates} ({UNITS[name]}, dense)"
+    if name not in UNITS:
+        return str(value)
+    text = f"{value:,.0f} {UNITS[name]}"
+    if UNITS[name] == "bytes":
+        text += f" ({value / (1 << 30):.2f} GiB)" if value >= 1 << 30 else ""
+        text += f" ({value / (1 << 20):.1f} MiB)" if value < 1 << 30 else ""
+    return text + (f" ({value / 1e9:,.1f} GB/s)" if UNITS[name] == "bytes/s" else "")

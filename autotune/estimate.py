@@ -1,0 +1,303 @@
+"""What one configuration for ``trl`` would take on cards that are not here: one probe for each."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune import membudget
+from autotune.devices import host
+from autotune.devices.base import check_name
+from autotune.errors import AutotuneError, PrerequisiteError, UnknownNameError, UsageError
+from autotune.executors.base import Executor
+from autotune.executors.disk import temporary_folder
+from autotune.executors.subprocess import SubprocessExecutor
+from autotune.plan import PREDICTED_ROWS, PREDICTED_STEPS, prepare
+from autotune.probe import sources, trl_config
+from autotune.probe.result import Outcome, ProbeResult
+from autotune.probe.spec import ProbeSpec
+from autotune.probe.trl_file import TrlFile
+from autotune.report.estimated import CardEstimate, Estimate
+from autotune.runfolder import RunFolder
+from autotune.space.context import DataProfile
+from autotune.trainers.base import registry as trainers
+from autotune.virtual import cards
+
+TIMELINE_POINTS = 240
+MIN_ASSUMED_ROWS = 8
+PREFIX = "virtual:"
+
+_IN_A_FILE = {
+    "under `fixed:` in the space": "in the file",
+    "`fixed:` in the space": "the file",
+    "a file that `fixed:` names": "a file that it names",
+    "with --split": "with dataset_train_split",
+    "--dataset-config and --split": "dataset_config and dataset_train_split",
+    "add --trust-remote-code": "add trust_remote_code: true",
+}
+"""Hints of the worker name a search's options; a file has keys in their place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Prepared:
+    """What all cards share."""
+
+    config: Mapping[str, Any]
+    process_env: Mapping[str, str]
+    data_folder: str
+
+
+class Estimator:
+    """Predicts one configuration on one or more cards.
+
+    Args:
+        file: The configuration.
+        devices: Cards, each with or without ``virtual:`` before it.
+        assume_length: Tokens of each row, to do without the data set; None to read it.
+        timeout_s: Limit of one probe.
+        executor: Where probes run; by default subprocesses that end with the estimate.
+        on_card: Called with each card's name before it is probed.
+
+    Raises:
+        UsageError, PrerequisiteError: If file or cards are not such that they can be predicted.
+    """
+
+    def __init__(
+        self,
+        file: TrlFile,
+        devices: Sequence[str],
+        *,
+        assume_length: int | None = None,
+        timeout_s: float = 1800.0,
+        executor: Executor | None = None,
+        on_card: Callable[[str], None] = lambda label: None,
+    ) -> None:
+        self._file = file
+        self._devices = tuple(dict.fromkeys(device_name(item) for item in devices))
+        if not self._devices:
+            raise UsageError(
+                "no card was given.", hint="`autotune gpus` lists those that --device can name."
+            )
+        _check_trainer(file)
+        self._config, self._env, self._notes = trl_config.for_one_card(file.config, str(file.path))
+        _check_sources(file, self._config, needs_data=assume_length is None)
+        self._assume_length = assume_length
+        self._timeout_s = timeout_s
+        self._executor = executor
+        self._on_card = on_card
+
+    def run(self) -> Estimate:
+        """Return the predictions.
+
+        Raises:
+            UsageError, PrerequisiteError: If model, data or a setting cannot be used on any card.
+            AutotuneError: If no prediction came about on any card.
+        """
+        with temporary_folder("autotune-estimate-") as path, self._open_executor(path) as executor:
+            folder = RunFolder(path)
+            folder.work.mkdir(exist_ok=True)
+            answer = self._prepare(folder, executor)
+            data = DataProfile.from_dict(answer["data"])
+            shared = _Prepared(
+                config=self._config, process_env=self._env, data_folder=answer["data_folder"]
+            )
+            found = self._probe_all(folder, executor, shared)
+        if not any(card.is_known for card in found):
+            raise _unknown(found[0])
+        return Estimate(
+            file=str(self._file.path),
+            trainer=self._file.trainer,
+            cards=tuple(found),
+            coverage=trl_config.coverage(self._config, data),
+            data=self._data_line(data),
+            notes=(*self._notes, *self._assumptions(data)),
+        )
+
+    @contextlib.contextmanager
+    def _open_executor(self, folder: Path) -> Iterator[Executor]:
+        if self._executor is not None:
+            yield self._executor
+            return
+        copies = min(host.usable_cpus(), len(self._devices))
+        executor = SubprocessExecutor(
+            devices=("virtual",) * copies, timeout_s=self._timeout_s, log_folder=folder
+        )
+        try:
+            yield executor
+        finally:
+            executor.shutdown()
+
+    def _prepare(self, folder: RunFolder, executor: Executor) -> dict[str, Any]:
+        length, trl = self._assume_length, trl_config
+        max_length = trl.number(self._config, "max_length", trl.TRL_MAX_LENGTH)
+        keys = [key for key in ("dataset_streaming", "streaming") if key in self._config]
+        task: dict[str, Any] = {
+            "trainer": self._file.trainer,
+            "config": {**self._config, **dict.fromkeys(keys, False)},
+            "folder": str(folder.work),
+            "max_lengths": [max_length] if max_length else [],
+            "trust_remote_code": bool(self._config.get("trust_remote_code")),
+        }
+        if length is not None:
+            count = max(MIN_ASSUMED_ROWS, trl.rows_enough(self._config, length))
+            task["assume"] = {"length": length, "count": count}
+        try:
+            return prepare(task, folder, executor, process_env=self._env)
+        except UnknownNameError:
+            raise
+        except (UsageError, PrerequisiteError) as error:
+            raise _of_a_file(error) from error
+
+    def _probe_all(
+        self, folder: RunFolder, executor: Executor, shared: _Prepared
+    ) -> list[CardEstimate]:
+        specs = [
+            self._spec(folder, shared, device, number)
+            for number, device in enumerate(self._devices)
+        ]
+        for device in self._devices:
+            self._on_card(_card(device).name)
+        futures = [executor.submit(spec) for spec in specs]
+        results = [future.result() for future in futures]
+        again = {}
+        for number, (spec, result) in enumerate(zip(specs, results, strict=True)):
+            if result.outcome is Outcome.DEVICE_OOM:
+                beyond = self._spec(folder, shared, spec.device, number, beyond=True)
+                again[number] = executor.submit(beyond)
+        return [
+            _estimate(spec.device, result, again[number].result() if number in again else result)
+            for number, (spec, result) in enumerate(zip(specs, results, strict=True))
+        ]
+
+    def _spec(
+        self,
+        folder: RunFolder,
+        shared: _Prepared,
+        device: str,
+        number: int,
+        *,
+        beyond: bool = False,
+    ) -> ProbeSpec:
+        """Return the spec that a search would probe the configuration with on a virtual card."""
+        config = shared.config
+        place = folder.probe_folder(f"{number:04d}{'-beyond' if beyond else ''}")
+        place.mkdir(parents=True)
+        return ProbeSpec(
+            probe_id=place.name,
+            folder=str(place),
+            trainer=self._file.trainer,
+            config=config,
+            device=device,
+            data_folder=shared.data_folder,
+            beyond_device=beyond,
+            timeline_points=TIMELINE_POINTS,
+            warmup_steps=0,
+            measured_steps=PREDICTED_STEPS,
+            rows_per_step=PREDICTED_ROWS,
+            accumulation_steps=trl_config.number(config, "gradient_accumulation_steps", 1) or 1,
+            phases=("eval",) if trl_config.evaluates(config) else (),
+            process_env=shared.process_env,
+            timeout_s=self._timeout_s,
+            trust_remote_code=bool(config.get("trust_remote_code")),
+        )
+
+    def _data_line(self, data: DataProfile) -> str:
+        if self._assume_length is not None:
+            return f"Assumed rows of {self._assume_length:,} tokens, all with loss"
+        return (
+            f"Data: {data.num_rows:,} rows, {data.num_tokens:,} tokens, longest {data.longest:,}"
+        )
+
+    def _assumptions(self, data: DataProfile) -> list[str]:
+        found = []
+        limit = trl_config.number(self._config, "max_length", trl_config.TRL_MAX_LENGTH)
+        if self._assume_length is not None and limit and limit < self._assume_length:
+            how = "packed into" if trl_config.packs(self._config) else "cut to"
+            found.append(f"the assumed rows are {how} max_length, {limit:,} tokens.")
+        if data.num_empty_rows:
+            found.append(f"{data.num_empty_rows:,} empty rows are left out; trl fails on them.")
+        return found
+
+
+def device_name(text: str) -> str:
+    """Return a virtual card's whole device name.
+
+    Raises:
+        UsageError: If it is a real device.
+        UnknownNameError, PrerequisiteError: If there is no such card.
+    """
+    name = text.strip()
+    if name.partition(":")[0] in ("auto", "cpu", "cuda", "mps", "xpu"):
+        raise UsageError(
+            f"{name!r} is a device to measure on; an estimate is for a card that is not here.",
+            hint="Give --device virtual:CARD (`autotune gpus` lists them), or measure: `autotune"
+            f" search --device {name}`, `autotune verify FILE`.",
+        )
+    name = cards.full_name(name if name.startswith(PREFIX) else PREFIX + name)
+    check_name(name)
+    return name
+
+
+def _check_trainer(file: TrlFile) -> None:
+    known = {"sft", *trainers.declared()}
+    if file.trainer not in known:
+        raise UsageError(
+            f"{file.path} is for `trl {file.trainer}`, which cannot be predicted yet.",
+            hint=f"Supported: {', '.join(f'trl {name}' for name in sorted(known))}.",
+        )
+
+
+def _check_sources(file: TrlFile, config: dict[str, Any], *, needs_data: bool) -> None:
+    model = config.get("model_name_or_path")
+    if not isinstance(model, str) or not model.strip():
+        raise UsageError(
+            f"{file.path} names no model.", hint="Add model_name_or_path: a hub id or a folder."
+        )
+    config |= sources.model_keys(model, revision=None, trust_remote_code=False)
+    if needs_data and not (config.get("dataset_name") or config.get("datasets")):
+        raise UsageError(
+            f"{file.path} names no data set.",
+            hint="Add dataset_name or datasets, or give --assume-length N to do without.",
+        )
+
+
+def _of_a_file(error: UsageError | PrerequisiteError) -> AutotuneError:
+    hint = error.hint
+    for words, others in _IN_A_FILE.items():
+        hint = hint.replace(words, others)
+    if "data set" in error.message:
+        hint = f"{hint} Without the data: --assume-length N.".strip()
+    return type(error)(error.message, hint=hint)
+
+
+def _card(device: str) -> cards.Card:
+    return cards.find(device.removeprefix(PREFIX))
+
+
+def _estimate(device: str, result: ProbeResult, needed: ProbeResult) -> CardEstimate:
+    card = _card(device)
+    budget, _, _ = membudget.decide(None, cards.device_info(card, device), None)
+    return CardEstimate(
+        device=device,
+        label=card.name,
+        memory_bytes=card.memory_bytes,
+        context_bytes=card.context_bytes,
+        budget_bytes=budget,
+        outcome=result.outcome,
+        detail=result.detail,
+        measurement=needed.measurement,
+    )
+
+
+def _unknown(card: CardEstimate) -> AutotuneError:
+    """Return the error for a configuration that no card gave a prediction for."""
+    message = f"no prediction came about on {card.label}: {card.outcome.value}, {card.detail}"
+    if card.outcome is Outcome.UNSUPPORTED:
+        return UsageError(message, hint="Change what is refused in the file, or the card.")
+    hint = ""
+    if card.outcome is Outcome.HOST_OOM:
+        hint = "A prediction takes memory of this machine: end other work on it."
+    return AutotuneError(message, hint=hint)

@@ -1,0 +1,65 @@
+"""Reading a configuration as ``trl <command> --config FILE`` reads it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.errors import PrerequisiteError, UsageError
+from autotune.space.bounds import find_excess
+
+_COMMENT = re.compile(r"trl (\w+) --config")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrlFile:
+    """A configuration for ``trl``.
+
+    Attributes:
+        path: Where it was read.
+        config: The mapping that TRL reads.
+        trainer: The ``trl`` command that the file's comment names; ``sft`` if it names none.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    trainer: str
+
+
+def read(path: Path) -> TrlFile:
+    """Return the configuration in ``path``.
+
+    Raises:
+        PrerequisiteError: If there is no such file.
+        UsageError: If it is no YAML mapping of TRL keys.
+    """
+    try:
+        text = path.read_text()
+        excess = find_excess(text)
+        if excess is not None:
+            raise UsageError(f"{path}, line {excess[0]}: {excess[1]}.")
+        content = yaml.safe_load(text)
+    except FileNotFoundError as error:
+        raise PrerequisiteError(
+            f"there is no file {path}.", hint="Give the YAML file of one configuration."
+        ) from error
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise UsageError(
+            f"{path} cannot be read as YAML: {error}",
+            hint="Give the file that `trl sft --config` takes.",
+        ) from error
+    if not isinstance(content, dict):
+        raise UsageError(
+            f"{path} holds no mapping of TRL keys.",
+            hint="A configuration has one `key: value` a line, such as"
+            " `model_name_or_path: Qwen/Qwen3-0.6B`.",
+        )
+    wrong = next((key for key in content if not isinstance(key, str)), None)
+    if wrong is not None:
+        raise UsageError(f"{path}: {wrong!r} is no TRL key; keys are texts.")
+    found = _COMMENT.search(text)
+    return TrlFile(path=path, config=content, trainer=found.group(1) if found else "sft")

@@ -1,0 +1,158 @@
+"""An estimate as text for people."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from autotune.probe import prediction
+from autotune.probe.result import Measurement, Outcome
+from autotune.report.cells import gib, percent
+from autotune.report.estimated import CardEstimate, Estimate
+from autotune.report.makeup import makeup_table, timeline_picture
+from autotune.units import format_duration, format_gib, format_rate
+
+TITLE = "Predicted, not measured"
+
+
+def render(estimate: Estimate, width: int) -> Text:
+    """Return an estimate as text: figures and pictures of one card, or a line for each of more."""
+    cards = estimate.cards
+    where = f" on {cards[0].label}" if len(cards) == 1 else ""
+    title = f"{TITLE}: {estimate.file} (trl {estimate.trainer}){where}"
+    text = Text().append(_wrap(title, width), "bold")
+    text.append(f"\n{_wrap(_data_line(estimate), width)}\n")
+    if len(cards) == 1:
+        text.append_text(_one(cards[0], width))
+    else:
+        text.append_text(_table(cards, width))
+    for note in estimate.notes:
+        text.append("\n" + _wrap(f"note: {note}", width, hang=6))
+    return text.append("\n\n" + _wrap(prediction.trust(), width), "dim")
+
+
+def _data_line(estimate: Estimate) -> str:
+    if estimate.coverage is None:
+        return f"{estimate.data}."
+    return f"{estimate.data}; trains on {percent(estimate.coverage)} of the tokens with loss."
+
+
+def _one(card: CardEstimate, width: int) -> Text:
+    text = Text("\n").append(_wrap(card.verdict(), width), _style(card))
+    if card.measurement is None:
+        return text
+    rows = _figures(card, card.measurement)
+    size = max(len(name) for name, _ in rows)
+    text.append("\n")
+    for name, value in rows:
+        text.append("\n" + _wrap(f"{name:<{size}}  {value}", width, hang=size + 2))
+    makeup = card.makeup
+    if makeup is None:
+        return text
+    text.append("\n\n").append_text(makeup_table(makeup, width=width))
+    budget = card.budget_bytes - card.context_bytes
+    picture = timeline_picture(makeup, width=width, budget_bytes=budget)
+    if not picture.plain:
+        return text
+    text.append("\n\n").append_text(picture)
+    return text.append("\n" + _wrap("The budget drawn is the limit less the context.", width))
+
+
+def _figures(card: CardEstimate, pooled: Measurement) -> list[tuple[str, str]]:
+    error = f"within about {prediction.ALLOCATED_ERROR:.0%}"
+    rate, time = card.tokens_per_s, card.step_time_s
+    off = f"±{prediction.RATE_ERROR:.0%}"
+    rows = [
+        ("allocated", f"{format_gib(pooled.peak_of('allocated_bytes'))} predicted, {error}"),
+        (
+            "reserved",
+            f"{format_gib(pooled.peak_of('reserved_bytes'))} predicted; fragmentation"
+            f" {percent(card.fragmentation)} of it",
+        ),
+        (
+            "used",
+            f"{format_gib(card.used_bytes)} predicted: reserved, and"
+            f" {format_gib(card.context_bytes)} of context; reached in {pooled.peak_phase}",
+        ),
+        (
+            "on the host",
+            f"{format_gib(card.host_bytes)} predicted, of what the device moves there",
+        ),
+    ]
+    if card.outcome is Outcome.OK and rate is not None and time is not None:
+        rows += [
+            (
+                "rate",
+                f"{format_rate(rate.median)} tokens/s predicted, {off}:"
+                f" {format_rate(rate.low)} to {format_rate(rate.high)}",
+            ),
+            (
+                "step time",
+                f"{format_duration(time.median)} predicted, {off}, of"
+                f" {pooled.accumulation_steps} micro-batches",
+            ),
+            ("padding", f"{percent(pooled.padding_share)} of the tokens computed"),
+        ]
+    if pooled.worst_batch is not None:
+        num_rows, length = pooled.worst_batch
+        rows.append(("worst batch", f"{num_rows:,} rows of {length:,} tokens"))
+    if pooled.num_alloc_retries:
+        edge = f"the allocator gives its cache back {pooled.num_alloc_retries} times to go on"
+        rows.append(("on the edge", edge))
+    return rows
+
+
+def _table(cards: Sequence[CardEstimate], width: int) -> Text:
+    rows = [_row(card) for card in cards]
+    names = list(rows[0])
+    sizes = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
+    text = Text("\n").append("  ".join(f"{name:<{sizes[name]}}" for name in names), "bold")
+    for card, row in zip(cards, rows, strict=True):
+        line = "  ".join(
+            f"{row[name]:<{sizes[name]}}" if name in ("card", "fits") else row[name].rjust(size)
+            for name, size in sizes.items()
+        )
+        text.append("\n" + line.rstrip(), _style(card))
+    for card in cards:
+        if not card.is_known:
+            text.append("\n" + _wrap(f"{card.label}: {card.verdict()}", width, hang=2))
+    legend = (
+        "All columns are predicted, but for memory and limit (the card's memory less"
+        f" {prediction.MEMORY_MARGIN:.0%}). GiB; used: reserved and context; host: what the device"
+        f" moves there; tokens/s and step: ±{prediction.RATE_ERROR:.0%}."
+    )
+    return text.append("\n" + _wrap(legend, width), "dim")
+
+
+def _row(card: CardEstimate) -> dict[str, str]:
+    pooled, ran = card.measurement, card.outcome is Outcome.OK
+    rate, time = card.tokens_per_s, card.step_time_s
+    known = {True: "yes", False: "too close" if ran else "no"}
+    return {
+        "card": card.label,
+        "fits": known[card.fits] if card.is_known else "?",
+        "allocated": gib(pooled.peak_of("allocated_bytes") if pooled else None),
+        "reserved": gib(pooled.peak_of("reserved_bytes") if pooled else None),
+        "used": gib(card.used_bytes),
+        "limit": gib(card.budget_bytes),
+        "memory": gib(card.memory_bytes),
+        "host": gib(card.host_bytes),
+        "tokens/s": format_rate(rate.median if rate and ran else None),
+        "step": format_duration(time.median if time and ran else None),
+    }
+
+
+def _style(card: CardEstimate) -> str:
+    return "green" if card.fits else "bold red" if card.outcome is not Outcome.OK else "yellow"
+
+
+def _wrap(text: str, width: int, *, hang: int = 0) -> str:
+    return textwrap.fill(
+        text,
+        max(width, 20),
+        subsequent_indent=" " * hang,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
