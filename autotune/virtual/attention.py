@@ -81,7 +81,7 @@ def scaled_dot_product_attention(
     if bias is not None:
         bias = _aligned(bias).expand(*query.shape[:-1], key.shape[-2])
     needs_grad = torch.is_grad_enabled() and any(t.requires_grad for t in (query, key, value))
-    return aten._scaled_dot_product_efficient_attention.default(  # type: ignore[no-any-return]
+    return aten._scaled_dot_product_efficient_attention.default(
         query, key, value, bias, needs_grad, dropout_p, is_causal, scale=scale
     )[0]
 
@@ -115,7 +115,7 @@ def _math(
     scale: float | None,
     enable_gqa: bool,
 ) -> torch.Tensor:
-    return aten._scaled_dot_product_attention_math.default(  # type: ignore[no-any-return]
+    return aten._scaled_dot_product_attention_math.default(
         query,
         key,
         value,
@@ -166,7 +166,7 @@ def _on_host(
             scale=scale,
             enable_gqa=enable_gqa,
         )
-    return aten._scaled_dot_product_flash_attention_for_cpu.default(  # type: ignore[no-any-return]
+    return aten._scaled_dot_product_flash_attention_for_cpu.default(
         query,
         key,
         value,

@@ -15,19 +15,82 @@ import torch
 
 aten = torch.ops.aten
 
-_LOWER = """
-_convolution conv1d conv2d conv3d conv_transpose1d conv_transpose2d.input conv_transpose3d.input
-convolution prelu addmm addmv addr matmul einsum mm mv linear addbmm baddbmm bmm chain_matmul
-linalg_multi_dot scaled_dot_product_attention
-""".split()
-_FP32 = """
-acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan
-pow.Tensor_Scalar pow.Tensor_Tensor pow.Scalar softplus layer_norm native_layer_norm group_norm
-cosine_similarity poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss
-kl_div l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss soft_margin_loss
-triplet_margin_loss binary_cross_entropy_with_logits dist cdist renorm logsumexp
-""".split()
-_FP32_OUT = "prod softmax.int log_softmax.int cumprod cumsum linalg_vector_norm sum".split()
+_LOWER = (
+    "_convolution",
+    "conv1d",
+    "conv2d",
+    "conv3d",
+    "conv_transpose1d",
+    "conv_transpose2d.input",
+    "conv_transpose3d.input",
+    "convolution",
+    "prelu",
+    "addmm",
+    "addmv",
+    "addr",
+    "matmul",
+    "einsum",
+    "mm",
+    "mv",
+    "linear",
+    "addbmm",
+    "baddbmm",
+    "bmm",
+    "chain_matmul",
+    "linalg_multi_dot",
+    "scaled_dot_product_attention",
+)
+_FP32 = (
+    "acos",
+    "asin",
+    "cosh",
+    "erfinv",
+    "exp",
+    "expm1",
+    "log",
+    "log10",
+    "log2",
+    "log1p",
+    "reciprocal",
+    "rsqrt",
+    "sinh",
+    "tan",
+    "pow.Tensor_Scalar",
+    "pow.Tensor_Tensor",
+    "pow.Scalar",
+    "softplus",
+    "layer_norm",
+    "native_layer_norm",
+    "group_norm",
+    "cosine_similarity",
+    "poisson_nll_loss",
+    "cosine_embedding_loss",
+    "nll_loss",
+    "nll_loss2d",
+    "hinge_embedding_loss",
+    "kl_div",
+    "l1_loss",
+    "smooth_l1_loss",
+    "huber_loss",
+    "mse_loss",
+    "margin_ranking_loss",
+    "soft_margin_loss",
+    "triplet_margin_loss",
+    "binary_cross_entropy_with_logits",
+    "dist",
+    "cdist",
+    "renorm",
+    "logsumexp",
+)
+_FP32_OUT = (
+    "prod",
+    "softmax.int",
+    "log_softmax.int",
+    "cumprod",
+    "cumsum",
+    "linalg_vector_norm",
+    "sum",
+)
 
 _cache: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 _KEY = "AutocastPrivateUse1"
@@ -67,7 +130,7 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
 
 
 def _device_type() -> str:
-    return torch._C._get_privateuse1_backend_name()
+    return str(torch._C._get_privateuse1_backend_name())
 
 
 def _lower(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -105,7 +168,7 @@ def _without_autocast() -> Any:
 def register(library: Any, fallback: Any) -> None:
     """Register the casts on ``library`` (aten) and let all else through on ``fallback``."""
     fallback.fallback(torch.library.fallthrough_kernel, _KEY)
-    rules: tuple[tuple[list[str], Callable[..., Any]], ...] = (
+    rules: tuple[tuple[tuple[str, ...], Callable[..., Any]], ...] = (
         (_LOWER, _lower),
         (_FP32, _fp32),
         (_FP32_OUT, _fp32_out),

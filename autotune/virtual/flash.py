@@ -37,7 +37,7 @@ def flash_attn_func(
     session = current()
     if session is not None:
         session.attention_share = 1.0
-    return aten._flash_attention_forward.default(  # type: ignore[no-any-return]
+    return aten._flash_attention_forward.default(
         q, k, v, None, None, q.shape[1], k.shape[1], dropout_p, causal, False, scale=softmax_scale
     )[0]
 
@@ -66,7 +66,7 @@ def flash_attn_varlen_func(
         parts = lengths.diff().double()
         longest = float(parts.max()) or 1.0
         session.attention_share = float((parts**2).sum()) / (len(parts) * longest**2)
-    return aten._flash_attention_forward.default(  # type: ignore[no-any-return]
+    return aten._flash_attention_forward.default(
         q,
         k,
         v,
@@ -93,7 +93,7 @@ def install(stack: contextlib.ExitStack, session: Session) -> None:
             raise ImportError(
                 f"FlashAttention needs compute capability 8.0, and {session.name} has {shown}"
             )
-        if flash_attn_version == 3 and capability[0] != _HOPPER:  # noqa: PLR2004
+        if flash_attn_version == 3 and capability[0] != _HOPPER:
             raise ImportError(
                 f"FlashAttention 3 is built for compute capability 9.0; {session.name} has {shown}"
             )

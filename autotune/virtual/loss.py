@@ -64,7 +64,10 @@ def patch(
     if not hasattr(kernels, "triton"):
         triton = types.SimpleNamespace(cdiv=lambda a, b: -(-a // b))
         stack.enter_context(mock.patch.object(kernels, "triton", triton, create=True))
-    for kernel, stand_in in (("_forward_kernel", "_forward_tile"), ("_backward_kernel", "_backward_tile")):
+    for kernel, stand_in in (
+        ("_forward_kernel", "_forward_tile"),
+        ("_backward_kernel", "_backward_tile"),
+    ):
         launcher = _Launcher(fold(getattr(kernels, stand_in)))
         stack.enter_context(mock.patch.object(kernels, kernel, launcher))
     changed = accumulate(kernels._addmm_fp32)

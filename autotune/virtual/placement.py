@@ -29,21 +29,25 @@ _LEFT_FREE_BYTES = int(1.2 * 2**30)
 def placed(session: Session) -> Iterator[None]:
     """Let Trainers choose the pretend accelerator while the block runs."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.dict(os.environ, ACCELERATE_TORCH_DEVICE=device.DEVICE_TYPE))
-        # PyTorch keeps the cache of autocast's casts in C++, per device type that it knows; leaving
-        # the outermost block is told to no one else.
+        stack.enter_context(
+            mock.patch.dict(os.environ, ACCELERATE_TORCH_DEVICE=device.DEVICE_TYPE)
+        )
+        # PyTorch keeps the cache of autocast's casts in C++, per device type that it knows;
+        # leaving the outermost block is told to no one else.
         stack.enter_context(
             mock.patch.object(
-                torch, "clear_autocast_cache", _both(torch.clear_autocast_cache, autocast.clear_cache)
+                torch,
+                "clear_autocast_cache",
+                _both(torch.clear_autocast_cache, autocast.clear_cache),
             )
         )
         # Autograd's threads are started for the devices there are at the process's first backward
         # pass, which may be over. On the calling thread the order of the nodes is the same.
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
-        # ``with torch.device(...)`` notes the functions it applies to once; it must note the real one.
+        # ``with torch.device(...)`` notes once which functions it applies to: the real ones.
         _device_constructors()
-        # torch.empty(pin_memory=True) asks the accelerator for an allocator of pinned memory, which
-        # a device made in Python can't offer. Pinned or not, the host's bytes are the same.
+        # torch.empty(pin_memory=True) asks the accelerator for an allocator of pinned memory,
+        # which a device made in Python can't offer. Pinned or not, the host's bytes are the same.
         stack.enter_context(mock.patch.object(torch, "empty", _unpinned(torch.empty)))
         stack.enter_context(
             mock.patch.object(torch.Tensor, "pin_memory", lambda tensor, *a, **k: tensor)
@@ -73,7 +77,7 @@ def _unpinned(function: Any) -> Any:
 
 
 def _refuse_compilers(stack: contextlib.ExitStack) -> None:
-    """Raise where code would be generated for a card: what it takes is decided by the generator."""
+    """Raise where code would be generated for a card: the generator decides what it takes."""
     usual = torch.compile
 
     def compile_(model: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -97,7 +101,7 @@ def _refuse_compilers(stack: contextlib.ExitStack) -> None:
     stack.enter_context(mock.patch.object(torch, "compile", compile_))
     if importlib.util.find_spec("triton") is None:
         return
-    from triton.runtime.jit import JITFunction
+    from triton.runtime.jit import JITFunction  # type: ignore[import-not-found, unused-ignore]
 
     launch = JITFunction.run
 
@@ -124,7 +128,7 @@ def _patch_transformers(stack: contextlib.ExitStack, session: Session) -> None:
     # TrainingArguments refuses bf16 unless a device type it knows by name supports it.
     stack.enter_context(
         mock.patch.object(
-            arguments, "is_torch_bf16_gpu_available", lambda: session.supports_bf16
+            arguments, "is_torch_bf16_gpu_available", return_value=session.supports_bf16
         )
     )
     # The loader takes all of a model's bytes in one block first, on CUDA and XPU only; which
@@ -141,7 +145,7 @@ def _patch_transformers(stack: contextlib.ExitStack, session: Session) -> None:
         if devices:
             counts = loading.get_total_byte_count(model, devices, quantizer)
             for place, nbytes in counts.items():
-                # The loader leaves 1.2 GiB of the device free, so that a model that barely fits loads.
+                # The loader leaves 1.2 GiB free, so that a model that barely fits loads.
                 most = max(session.total_bytes - _LEFT_FREE_BYTES, 0)
                 torch.empty(min(int(nbytes), most), dtype=torch.uint8, device=place)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -104,7 +105,7 @@ def int8_mixed_scaled_mm(
     return result, torch.empty(0, dtype=a.dtype, device=a.device)
 
 
-SPECIAL = {
+SPECIAL: dict[str, Callable[..., Any]] = {
     "gemm_4bit": gemm_4bit,
     "int8_vectorwise_quant": int8_vectorwise_quant,
     "int8_linear_matmul": int8_linear_matmul,
@@ -122,8 +123,8 @@ def get_paged(*shape: int, dtype: torch.dtype = torch.float32, device: Any = Non
     session = current()
     if session is not None:
         session.trace.hold_on_host(tensor.untyped_storage(), tensor.numel() * dtype.itemsize)
-    tensor.is_paged = True  # type: ignore[attr-defined]
-    tensor.page_deviceid = 0  # type: ignore[attr-defined]
+    tensor.is_paged = True
+    tensor.page_deviceid = 0
     return tensor
 
 
@@ -197,10 +198,10 @@ def install(stack: contextlib.ExitStack) -> None:
     import bitsandbytes.functional as functional
 
     kernels.register_package("bitsandbytes", SPECIAL)
-    # Managed memory comes from the CUDA driver through ctypes; there is no device type to register.
+    # Managed memory comes from the CUDA driver through ctypes, whatever the device type.
     stack.enter_context(mock.patch.object(functional, "get_paged", get_paged))
     stack.enter_context(mock.patch.object(functional, "prefetch_tensor", _no_prefetch))
-    stack.enter_context(mock.patch.object(functional, "fill", lambda *args, **kwargs: None))
+    stack.enter_context(mock.patch.object(functional, "fill", return_value=None))
     _patch_parameters(stack)
     # It knows its devices by name.
     names = getattr(__import__("bitsandbytes"), "supported_torch_devices", None)

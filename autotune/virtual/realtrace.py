@@ -17,6 +17,7 @@ import torch
 from torch.nn.modules import module as modules
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as modes
 
 from autotune.virtual import loss
 from autotune.virtual.observe import belongings, observed
@@ -34,7 +35,7 @@ def _tensors(items: Iterable[Any]) -> Iterator[torch.Tensor]:
             yield from _tensors(item)
 
 
-class _Watcher(TorchDispatchMode):
+class _Watcher(TorchDispatchMode):  # type: ignore[misc]
     """Counts new storages of operators; views and in-place results have an argument's storage."""
 
     def __init__(self, trace: Trace) -> None:
@@ -43,9 +44,7 @@ class _Watcher(TorchDispatchMode):
         self._num_pauses = 0
         self.composites = _composites()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._num_pauses:
             return func(*args, **kwargs)
@@ -166,7 +165,9 @@ def _leave_out_numbers(stack: contextlib.ExitStack, watcher: _Watcher) -> None:
 
     def make_numbers(*args: Any, **kwargs: Any) -> torch.Tensor:
         made = numbers(*args, **kwargs)
-        if kwargs.get("device") is not None:
+        # Code that means the host, whatever the model's device, says "cpu"; code that means the
+        # model's device hands that on. What kernels make inside is not seen.
+        if isinstance(kwargs.get("device"), torch.device) and watcher in modes():
             watcher.adopt((made,))
         return made
 
@@ -235,9 +236,7 @@ def _like_a_card(stack: contextlib.ExitStack, watcher: _Watcher) -> None:
     if importlib.util.find_spec("bitsandbytes") is not None:
         import bitsandbytes.autograd._functions as functions
 
-        stack.enter_context(
-            mock.patch.object(functions, "MatMul8bitFp", functions.MatMul8bitLt)
-        )
+        stack.enter_context(mock.patch.object(functions, "MatMul8bitFp", functions.MatMul8bitLt))
 
     def unseen(usual: Callable[..., None]) -> Callable[..., None]:
         def kernel(*args: Any, **kwargs: Any) -> None:

@@ -1,4 +1,4 @@
-"""Operators that need more than shapes: copies between devices, and results that depend on data."""
+"""Operators that need more than shapes: copies between devices, results that depend on data."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def _write(target: torch.Tensor, value: torch.Tensor) -> None:
 
 
 def _elements(tensor: torch.Tensor) -> int:
-    """Return the elements that the strides span: more than it has if it is part of a larger one."""
+    """Return the elements that the strides span; more than there are, for a part of a tensor."""
     if not tensor.numel():
         return 0
     spans = zip(tensor.shape, tensor.stride(), strict=True)
-    return int(sum((size - 1) * stride for size, stride in spans)) + 1 + tensor.storage_offset()
+    return int(sum((size - 1) * stride for size, stride in spans) + 1 + tensor.storage_offset())
 
 
 def copy_from_and_resize(source: torch.Tensor, target: torch.Tensor) -> Any:
@@ -78,7 +78,7 @@ def to_copy(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     kwargs.pop("pin_memory", None)
     non_blocking = bool(kwargs.pop("non_blocking", False))
     if device is None or device.type == tensor.device.type:
-        return generic(aten._to_copy.default, tensor, **kwargs)  # type: ignore[no-any-return]
+        return generic(aten._to_copy.default, tensor, **kwargs)
     dtype = kwargs.get("dtype") or tensor.dtype
     target = torch.empty_like(tensor, dtype=dtype, device=device)
     copy_from(tensor, target, non_blocking)
@@ -90,7 +90,7 @@ def empty_like(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     kwargs.pop("pin_memory", None)
     device = kwargs.get("device")
     if device is None or device.type == tensor.device.type:
-        return generic(aten.empty_like.default, tensor, **kwargs)  # type: ignore[no-any-return]
+        return generic(aten.empty_like.default, tensor, **kwargs)
     dtype = kwargs.get("dtype") or tensor.dtype
     kept = aten.empty_like.default(_meta(tensor))
     return torch.empty_strided(kept.shape, kept.stride(), dtype=dtype, device=device)
@@ -102,7 +102,7 @@ def _meta(tensor: torch.Tensor) -> torch.Tensor:
 
 def clone(tensor: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
     """Copy a tensor on the device."""
-    return generic(aten.clone.default, tensor, memory_format=memory_format)  # type: ignore[no-any-return]
+    return generic(aten.clone.default, tensor, memory_format=memory_format)
 
 
 def local_scalar_dense(tensor: torch.Tensor) -> Any:
@@ -114,7 +114,7 @@ def local_scalar_dense(tensor: torch.Tensor) -> Any:
     if session is not None:
         session.charge_link(tensor.element_size())
     if tensor.dtype == torch.bool:
-        # Unknown masks only decide short cuts ("is all of it kept?"); the long way is the safe one.
+        # Unknown masks only decide short cuts ("is all of it kept?"); the long way is safe.
         return False
     return 1.0 if tensor.dtype.is_floating_point else 1
 
@@ -146,11 +146,7 @@ def _expand_masks(tensor: torch.Tensor, indices: Any) -> list[Any]:
     expanded: list[Any] = []
     for index in indices:
         if index is not None and index.dtype in (torch.bool, torch.uint8):
-            where = (
-                nonzero(index)
-                if _is_virtual(index)
-                else index.nonzero().to(tensor.device)
-            )
+            where = nonzero(index) if _is_virtual(index) else index.nonzero().to(tensor.device)
             expanded.extend(where.select(1, column) for column in range(index.dim()))
         else:
             expanded.append(index)
@@ -159,7 +155,7 @@ def _expand_masks(tensor: torch.Tensor, indices: Any) -> list[Any]:
 
 def index(tensor: torch.Tensor, indices: Any) -> torch.Tensor:
     """Index by tensors, boolean ones included."""
-    return generic(aten.index.Tensor, tensor, _expand_masks(tensor, indices))  # type: ignore[no-any-return]
+    return generic(aten.index.Tensor, tensor, _expand_masks(tensor, indices))
 
 
 def index_put_(tensor: torch.Tensor, indices: Any, value: Any, accumulate: bool = False) -> Any:

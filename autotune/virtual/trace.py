@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 BLOCK_BYTES = 512
-"""PyTorch's caching allocator rounds every request up to this (kMinBlockSize, CUDACachingAllocator)."""
+"""PyTorch's caching allocator for CUDA rounds every request up to this (kMinBlockSize)."""
 
 KINDS = (
     "parameters",

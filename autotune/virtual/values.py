@@ -8,6 +8,7 @@ copy on the host per storage and computes along. Everything else on the device h
 from __future__ import annotations
 
 import weakref
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,11 @@ def know(tensor: torch.Tensor, value: torch.Tensor) -> None:
     flat = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     flat.copy_(value.detach())
     key = storage._cdata
-    _shadows[key] = (weakref.ref(storage, lambda _, key=key: _shadows.pop(key, None)), flat)
+    _shadows[key] = (weakref.ref(storage, partial(_drop, key)), flat)
+
+
+def _drop(key: int, _: object) -> None:
+    _shadows.pop(key, None)
 
 
 def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -53,7 +58,7 @@ def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def forget(tensor: torch.Tensor) -> None:
-    """Drop what was known of the storage behind ``tensor``: something unknown was written to it."""
+    """Drop what was known of the storage behind ``tensor``: something else was written to it."""
     if _shadows:
         _shadows.pop(tensor.untyped_storage()._cdata, None)
 
