@@ -24,6 +24,15 @@ the figures. Exported configurations carry the same variables, so that the real 
 that was measured.
 """
 
+ONEDNN_ENV = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16", "LRU_CACHE_CAPACITY": "16"}
+"""Environment that bounds what oneDNN and PyTorch keep per shape of a matrix product.
+
+Both caches hold 1,024 compiled products by default, each with memory of its own. Every new length
+of a batch adds some, so that a real training grows far beyond what a probe of a few steps sees:
+on the demo's model from 1.0 GiB after 3 steps to 1.4 after 40, against 0.90 after 40 and after 120
+steps with both bounded, at the same rate (78 and 81 s for the 40 steps).
+"""
+
 MALLOC_PAD_BYTES = 1 << 26
 """Reserved beyond what the heap needs, by the setting above; never resident as a whole."""
 
@@ -96,8 +105,10 @@ def process_env(device: str) -> dict[str, str]:
     on_cpu = device == "cpu" or (device == "auto" and not Path("/dev/nvidiactl").exists())
     if not on_cpu:
         return {}
-    # A user who has tuned malloc knows better.
-    return {} if any(name.startswith("MALLOC_") for name in os.environ) else dict(MALLOC_ENV)
+    # A user who has tuned them knows better.
+    chosen = {} if any(name.startswith("MALLOC_") for name in os.environ) else dict(MALLOC_ENV)
+    chosen.update({k: v for k, v in ONEDNN_ENV.items() if k not in os.environ})
+    return chosen
 
 
 def cpu_use() -> tuple[float, float] | None:

@@ -15,7 +15,7 @@ from autotune.units import MIB
 
 @pytest.fixture(autouse=True)
 def _untuned(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in host.MALLOC_ENV:
+    for name in (*host.MALLOC_ENV, *host.ONEDNN_ENV):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -23,7 +23,7 @@ def test_the_cpu_s_configuration_carries_the_malloc_settings_it_was_measured_wit
     tmp_path: Path,
 ) -> None:
     plan = make_fake_plan(tmp_path, context=make_context(device=make_cpu()))
-    assert plan.config(plan.space.baseline)["env"] == host.MALLOC_ENV
+    assert plan.config(plan.space.baseline)["env"] == {**host.MALLOC_ENV, **host.ONEDNN_ENV}
 
 
 def test_an_accelerator_s_baseline_has_no_environment(tmp_path: Path) -> None:
@@ -33,11 +33,11 @@ def test_an_accelerator_s_baseline_has_no_environment(tmp_path: Path) -> None:
 
 def test_a_user_s_own_malloc_settings_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
-    assert host.process_env("cpu") == {}
+    assert host.process_env("cpu") == host.ONEDNN_ENV
 
 
 @pytest.mark.parametrize(
-    ("device", "expected"), [("cpu", host.MALLOC_ENV), ("cuda:0", {}), ("mps", {})]
+    ("device", "expected"), [("cpu", {**host.MALLOC_ENV, **host.ONEDNN_ENV}), ("cuda:0", {}), ("mps", {})]
 )
 def test_only_the_cpu_needs_an_environment(device: str, expected: dict[str, str]) -> None:
     assert host.process_env(device) == expected
