@@ -36,6 +36,8 @@ def choose(
     bf16_fits = query.dtype != torch.bfloat16 or capability >= FLASH_CAPABILITY
     if torch.backends.cuda.mem_efficient_sdp_enabled() and (
         capability >= EFFICIENT_CAPABILITY
+        # check_batch_size_and_num_heads_dense<false>: fewer key than query heads are refused.
+        and key.shape[-3] == query.shape[-3]
         and bf16_fits
         and query.dtype in (*_HALF, torch.float32)
         and (mask is None or mask.dtype in (torch.bool, query.dtype))
@@ -74,9 +76,6 @@ def scaled_dot_product_attention(
             query, key, value, dropout_p, is_causal, False, scale=scale
         )[0]
         return found[..., :size] if size % 8 else found
-    if enable_gqa and key.shape[-3] != query.shape[-3]:
-        repeats = query.shape[-3] // key.shape[-3]
-        key, value = (t.repeat_interleave(repeats, -3) for t in (key, value))
     bias = _additive(attn_mask, query.dtype)
     if bias is not None:
         bias = _aligned(bias).expand(*query.shape[:-1], key.shape[-2])

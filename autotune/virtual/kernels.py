@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from autotune.virtual import values
-from autotune.virtual.plans import Plan, argument, call_key, make_plan, tensors_in
+from autotune.virtual.plans import Plan, argument, call_key, make_plan, tensors_in, typed
 from autotune.virtual.state import current
 
 aten = torch.ops.aten
@@ -46,12 +46,12 @@ def generic(op: Any, *args: Any, **kwargs: Any) -> Any:
     session = current()
     if session is not None:
         session.charge(plan)
+    for position, shape in plan.resized:
+        argument(args, kwargs, position).resize_(shape)
     if plan.whole:
         known = _with_values(op, plan, args, kwargs)
         if known is not None:
             return known
-    for position, shape in plan.resized:
-        argument(args, kwargs, position).resize_(shape)
     results = [
         _output(item, plan.name)
         if item.__class__ is tuple
@@ -117,6 +117,14 @@ def _with_values(op: Any, plan: Plan, args: Any, kwargs: Mapping[str, Any]) -> A
     inputs = list(tensors_in((*args, *kwargs.values())))
     known: list[Any] = []
 
+    # All of these is written, so that it does not matter what they held.
+    blank = [argument(args, kwargs, position) for position, _ in plan.resized]
+    if plan.name in ("fill_", "zero_"):
+        blank.append(args[0])
+    for tensor in blank:
+        if values.value_of(tensor) is None:
+            values.know(tensor, torch.zeros((), dtype=tensor.dtype).expand(tensor.shape))
+
     def on_host(value: Any) -> Any:
         if isinstance(value, _Tensor):
             found = value if value.device.type == "cpu" else values.value_of(value)
@@ -128,19 +136,23 @@ def _with_values(op: Any, plan: Plan, args: Any, kwargs: Mapping[str, Any]) -> A
             return torch.device("cpu")
         return value
 
-    host_args = [on_host(value) for value in args]
-    host_kwargs = {name: on_host(value) for name, value in kwargs.items()}
-    overwrites = plan.name in ("fill_", "zero_") and bool(inputs)
-    if overwrites and known[0] is None:
-        blank = torch.empty_strided(inputs[0].shape, inputs[0].stride(), dtype=inputs[0].dtype)
-        values.know(inputs[0], blank)
-        host_args[0] = known[0] = values.value_of(inputs[0])
+    kinds = {argument.name: str(argument.type) for argument in op._schema.arguments}
+    host_args = [
+        typed(on_host(value), kind, "cpu")
+        for value, kind in zip(args, kinds.values(), strict=False)
+    ]
+    host_kwargs = {
+        name: typed(on_host(value), kinds[name], "cpu") for name, value in kwargs.items()
+    }
     if any(value is None for value in known) or (not inputs and not plan.returns):
         for position in in_place:
             values.forget(argument(args, kwargs, position))
         return None
     with torch.no_grad():
         found = op(*host_args, **host_kwargs)
+    if plan.name in _BLANK:
+        # Anything is right for what was never written, but the same in every run.
+        found.zero_()
     if in_place and len(plan.returns) == 1:
         return argument(args, kwargs, plan.returns[0])
     hosts = [found] if plan.single else list(found)
@@ -153,6 +165,9 @@ def _with_values(op: Any, plan: Plan, args: Any, kwargs: Mapping[str, Any]) -> A
         values.know(result, host)
         results.append(result)
     return results[0] if plan.single else tuple(results)
+
+
+_BLANK = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 
 
 def view(op: Any, *args: Any, **kwargs: Any) -> Any:

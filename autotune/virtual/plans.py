@@ -58,10 +58,10 @@ def to_meta(value: Any) -> Any:
     return value
 
 
-def _typed(value: Any, kind: str) -> Any:
+def typed(value: Any, kind: str, device: str = "meta") -> Any:
     """Return a number as the tensor that the operator takes; PyTorch unwraps it on its way."""
     if kind == "Tensor" and isinstance(value, (bool, int, float)):
-        return torch.tensor(value, device="meta")
+        return torch.tensor(value, device=device)
     return value
 
 
@@ -104,8 +104,8 @@ def make_plan(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan
     )
     found: Any = None
     kinds = {argument.name: str(argument.type) for argument in schema.arguments}
-    meta_args = [_typed(to_meta(a), kinds[name]) for a, name in zip(args, names, strict=False)]
-    meta_kwargs = {name: _typed(to_meta(a), kinds[name]) for name, a in kwargs.items()}
+    meta_args = [typed(to_meta(a), kinds[name]) for a, name in zip(args, names, strict=False)]
+    meta_kwargs = {name: typed(to_meta(a), kinds[name]) for name, a in kwargs.items()}
     outs = {
         given[argument.name]: value
         for argument in schema.arguments

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-
 from autotune.virtual.trace import Cost, Trace
 
 _MATMULS = frozenset({"mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "addbmm"})

@@ -24,10 +24,16 @@ _shadows: dict[int, tuple[Any, torch.Tensor]] = {}
 
 
 def know(tensor: torch.Tensor, value: torch.Tensor) -> None:
-    """Note that the device's ``tensor`` holds ``value`` (on the host, same shape)."""
+    """Note that the device's ``tensor`` holds ``value`` (on the host, same shape).
+
+    Of a part of a storage that is not known as a whole, nothing is noted.
+    """
     if value.dtype not in KNOWN_DTYPES or tensor.numel() > MAX_ELEMENTS:
         return
     storage = tensor.untyped_storage()
+    if storage.nbytes() != tensor.numel() * tensor.element_size():
+        _shadows.pop(storage._cdata, None)
+        return
     flat = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     flat.copy_(value.detach())
     key = storage._cdata
