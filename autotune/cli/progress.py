@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from autotune.probe import prediction
 from autotune.report.cells import settings
 from autotune.report.terminal import probe_line
 from autotune.tuner import SIZE_LIMIT
@@ -62,6 +63,8 @@ class Progress:
             f"device: {device.label}; budget {format_gib(plan.budget_bytes)} "
             f"({plan.budget_source}); global batch {plan.context.global_batch}"
         )
+        if device.is_virtual:
+            self._say(f"note: {prediction.trust()}")
         for notice in plan.notices:
             self._say(f"note: {notice}")
         self._start_bar()
@@ -103,8 +106,9 @@ class Progress:
             head = f"[{self._place(trial, probed, again)}] "
         self._say(head + probe_line(trial, report.baseline))
         if trial.number in report.pareto_numbers and not again:
+            said = " predicted" if report.is_predicted else ""
             members = ", ".join(
-                f"{item.number} ({format_gib(item.peak_bytes)})" for item in report.pareto
+                f"{item.number} ({format_gib(item.peak_bytes)}{said})" for item in report.pareto
             )
             self._say(f"  front so far: trial {members}")
 

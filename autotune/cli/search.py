@@ -172,6 +172,10 @@ def _search(
     common.say(f"run folder: {tuner.folder.path}")
     best = shlex.quote(str(tuner.folder.configs / "best.yaml"))
     common.say(f"train with: {common.program('trl')} {report.trainer} --config {best}")
+    if report.is_predicted:
+        folder = shlex.quote(str(tuner.folder.path))
+        confirm = f"{common.program('autotune')} verify {folder}"
+        common.say(f"all figures are predicted; confirm them on the card: {confirm}")
     return 0
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from autotune.errors import JournalError, UsageError
+from autotune.probe import prediction
 from autotune.units import format_gib, format_rate
 
 MARK = "# Written by autotune"
@@ -132,6 +133,15 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
     if "changed" in known:
         changed = settings(known["changed"])
         rows.append(("changed", changed or "nothing: this is the baseline"))
+    if known.get("source") == prediction.SOURCE:
+        rows.append(("beware", "figures are predicted, not measured: for memory within about"))
+        rows.append(
+            (
+                "beware",
+                f"{prediction.ALLOCATED_ERROR:.0%} of the bytes allocated, for rates within"
+                f" ±{prediction.RATE_ERROR:.0%}; `autotune verify RUN` on the card confirms them",
+            )
+        )
     if known.get("changes"):
         rows.append(("beware", f"not the baseline's training: other {_and(known['changes'])}"))
     if "device" in known:

@@ -112,7 +112,8 @@ def probe_line(trial: Trial, baseline: Trial | None = None) -> str:
         return "  ".join([*parts, ending(trial), *repeats])
     over = [name for name, value in trial.violations.items() if value > 0]
     parts.append(f"ok, over {', '.join(over)}" if over else "ok")
-    parts.append(rate(trial.tokens_per_s))
+    aside = "" if trial.source == "measured" else f" ({trial.source})"
+    parts.append(f"{rate(trial.tokens_per_s)}{aside}")
     edge = ", on the edge" if trial.on_the_edge else ""
     parts.append(f"{format_gib(trial.peak_bytes)} ({trial.source}{edge})")
     gain = gain_of(trial, baseline)

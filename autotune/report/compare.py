@@ -87,9 +87,11 @@ def nothing_fits(trials: Sequence[Trial], budget_bytes: int | None) -> NoFeasibl
         f"{name} by {value:.1%}" for name, value in closest.violations.items() if value > 0
     )
     limit = "" if budget_bytes is None else f" of a budget of {format_gib(budget_bytes)}"
+    kind = "" if closest.source == "measured" else f"{closest.source} "
     return NoFeasibleConfigError(
         f"none of {len(trials)} trials is within every limit; trial {closest.number} came closest"
-        f" with a peak of {format_gib(closest.peak_bytes)}{limit} (over: {over or 'not known'}).",
+        f" with a {kind}peak of {format_gib(closest.peak_bytes)}{limit}"
+        f" (over: {over or 'not known'}).",
         hint=hint,
     )
 

@@ -65,7 +65,11 @@ def _figures(card: CardEstimate, pooled: Measurement) -> list[tuple[str, str]]:
     rate, time = card.tokens_per_s, card.step_time_s
     off = f"±{prediction.RATE_ERROR:.0%}"
     rows = [
-        ("allocated", f"{format_gib(pooled.peak_of('allocated_bytes'))} predicted, {error}"),
+        (
+            "allocated",
+            f"{format_gib(pooled.peak_of('allocated_bytes'))} predicted, {error}, as PyTorch"
+            " counts its blocks",
+        ),
         (
             "reserved",
             f"{format_gib(pooled.peak_of('reserved_bytes'))} predicted; fragmentation"

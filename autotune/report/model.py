@@ -104,6 +104,11 @@ class Report:
             object.__setattr__(self, name, _as_json(getattr(self, name)))
 
     @property
+    def is_predicted(self) -> bool:
+        """Whether its figures are of a card that was not there."""
+        return str(self.device.get("name", "")).startswith("virtual:")
+
+    @property
     def pareto(self) -> tuple[Trial, ...]:
         """Return the Pareto set by rising peak memory, ready to be exported."""
         return tuple(self._bind(item) for item in self._members())

@@ -60,7 +60,9 @@ def scatter(
             mark = _mark(item, pareto, baseline)
             if "·xPb".index(mark) == rank:
                 grid[y_axis.cell(rate)][x_axis.cell(peak)] = mark
-    lines = [f"tokens/s, {' and '.join(sorted({item.source for _, _, item in points}))}"]
+    sources = sorted({item.source for _, _, item in points})
+    axes = "tokens/s" if sources == ["measured"] else "tokens/s against peak memory"
+    lines = [f"{axes}, {' and '.join(sources)}"]
     labels = {y_axis.cell(value): value for value in (y_axis.low, y_axis.high)}
     for row in range(height - 1, -1, -1):
         label = format_rate(labels[row]) if row in labels else ""

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
+from autotune.probe import prediction
 from autotune.probe.result import Outcome
 from autotune.report.cells import ending, probe_line, rate, settings, table_row
 from autotune.report.compare import nothing_fits
+from autotune.report.makeup import makeup_table, timeline_picture
 from autotune.report.model import Report
 from autotune.report.plot import scatter
 from autotune.report.trial import Trial
@@ -37,7 +39,8 @@ def render(report: Report, console: Console, *, plot: bool = True, verbose: bool
         report: A finished search, or one that is under way.
         console: Where to print; its width is kept.
         plot: Whether to draw memory against rate.
-        verbose: Whether to list the reasons for knobs and values that were not searched.
+        verbose: Whether to list the reasons for knobs and values that were not searched, and to
+            draw the recommended trial's memory over the run, where it was predicted.
     """
     for part in _parts(report, console.width, plot=plot, verbose=verbose):
         text: Text | str = part.plain if console.no_color else part
@@ -85,6 +88,7 @@ def _parts(report: Report, width: int, *, plot: bool, verbose: bool) -> list[Tex
     parts = [_heading(report, width)]
     if report.trials:
         parts += [Text(_wrap(_baseline(report), width)), *_recommendation(report, width)]
+        parts += _makeup(report, width, drawn=verbose)
         parts.append(Text(_wrap(_counts(report.trials), width)))
     else:
         parts.append(Text("No trial has ended: there is nothing to report yet."))
@@ -134,7 +138,10 @@ def _heading(report: Report, width: int) -> Text:
         facts.append(f"at least {report.min_coverage:.1%} of the loss tokens")
     if report.weights:
         facts.append(f"{report.weights} weights")
-    return text.append("\n" + _wrap("; ".join(facts) + ".", width), style="not bold")
+    text.append("\n" + _wrap("; ".join(facts) + ".", width), style="not bold")
+    if report.is_predicted:
+        text.append("\n" + _wrap(prediction.trust(), width), style="not bold yellow")
+    return text
 
 
 def _baseline(report: Report) -> str:
@@ -161,6 +168,7 @@ def _recommendation(report: Report, width: int) -> list[Text]:
         message = f"{error.message[:1].upper()}{error.message[1:]} {error.hint}"
         return [Text(_wrap(message, width), style="bold red")]
     title = f"Pareto set: {len(members)} of {len(report.trials)} trials, leanest first"
+    title += ", as predicted" if report.is_predicted else ""
     legend = Text(_wrap(LEGEND, width), style="dim")
     parts = [_titled(title, pareto_table(report, width)).append_text(legend)]
     if any(item.changes for item in members):
@@ -175,6 +183,23 @@ def _recommendation(report: Report, width: int) -> list[Text]:
         else:
             title = "Pareto set of those that train the same as the baseline"
             parts.append(_titled(title, pareto_table(report, width, same)))
+    return parts
+
+
+def _makeup(report: Report, width: int, *, drawn: bool) -> list[Text]:
+    """Return what the recommended trial's predicted peak is made of; nothing if measured."""
+    number = report.picks().get("balanced")
+    pooled = None if number is None else report.pick(number).measurement
+    if pooled is None or pooled.makeup is None:
+        return []
+    summary = {**pooled.makeup, "host_peak_bytes": pooled.peak_of("resident_bytes") or 0}
+    parts = [_titled(f"Trial {number} [balanced]", makeup_table(summary, width=width))]
+    if drawn:
+        used, reserved = pooled.peak_of("used_bytes"), pooled.peak_of("reserved_bytes")
+        budget = report.budget_bytes
+        if budget is not None and used is not None and reserved is not None:
+            budget -= used - reserved  # the context's, which is no tensor's
+        parts.append(timeline_picture(summary, width=width, budget_bytes=budget))
     return parts
 
 

@@ -117,8 +117,13 @@ def test_header_without_facts_is_one_line():
 
 def test_header_says_measured_or_predicted_and_of_what():
     header = {"source": "predicted", "peak_bytes": 2**30, "peak_of": "device memory in use"}
-    (_, line) = trl_yaml.header_lines(header, file_name="x")
+    _, line, *beware = trl_yaml.header_lines(header, file_name="x")
     assert "1.00 GiB predicted, device memory in use" in line
+    assert "predicted, not measured" in beware[0]
+    assert "±25%" in beware[1]
+    header["source"] = "measured"
+    (_, line) = trl_yaml.header_lines(header, file_name="x")
+    assert "1.00 GiB measured" in line
 
 
 def test_header_of_a_trainer_without_a_command_shows_none():
