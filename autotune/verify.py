@@ -21,65 +21,22 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from autotune.errors import UsageError
+from autotune.errors import PrerequisiteError
+from autotune.executors import device_peak
 from autotune.executors.disk import temporary_folder
-from autotune.objectives import tokens_per_s
-from autotune.probe.result import Interval
+from autotune.executors.subprocess import SubprocessExecutor
+from autotune.plan import describe
+from autotune.probe import prediction, trl_file
+from autotune.report.comparison import Comparison, compare
 from autotune.report.trial import Trial
-from autotune.space.bounds import find_excess
-from autotune.units import format_duration, format_gib, format_rate
+from autotune.space.context import DeviceInfo
+from autotune.units import format_duration, format_gib
+
+__all__ = ["Check", "Comparison", "check_card", "verify_files"]
 
 _RUN_TRL = "import sys; from trl.cli import main; sys.argv[0] = 'trl'; main()"
-_COMMENT = re.compile(r"trl (\w+) --config")
 _NUM_TOKENS = re.compile(r"'num_tokens': '?([0-9.e+]+)")
 _POLL_S = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
-    """One figure of a run against the same of the report.
-
-    Attributes:
-        name: ``resident peak`` (bytes) or ``rate`` (tokens/s).
-        found: What this run had.
-        reported: The report's figure with its spread: peaks of the probes, quartiles of the steps.
-        difference_ratio: ``found`` over the report's figure, less 1.
-        is_outside: Whether it lies outside the spread, by more than can be told apart.
-    """
-
-    name: str
-    found: float
-    reported: Interval
-    difference_ratio: float
-    is_outside: bool
-
-    @classmethod
-    def of(cls, name: str, found: float, reported: Interval) -> Comparison:
-        """Compare ``found`` with what the report says."""
-        slack = tokens_per_s().resolution_ratio
-        return cls(
-            name=name,
-            found=found,
-            reported=reported,
-            difference_ratio=found / reported.median - 1.0,
-            is_outside=not (
-                reported.low * (1.0 - slack) <= found <= reported.high * (1.0 + slack)
-            ),
-        )
-
-    def text(self) -> str:
-        """Return it in words."""
-        show = format_rate if self.name == "rate" else format_gib
-        unit = " tokens/s" if self.name == "rate" else ""
-        low, high = show(self.reported.low), show(self.reported.high)
-        reported = low if low == high else f"{low} to {high}"
-        place = "outside" if self.is_outside else "within"
-        return (
-            f"{self.name} {show(self.found)}{unit}, {self.difference_ratio:+.1%} against the"
-            f" report's {show(self.reported.median)}, {place} its spread ({reported})"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +50,8 @@ class Check:
         wall_time_s: Imports, loading and steps.
         peak_resident_bytes: Largest resident size of any process of the run; None if unknown.
         tokens_per_s: Tokens per second after the first step; None if there was but one.
+        peak_allocated_bytes: Device memory allocated at most; None if it was not looked at.
+        peak_reserved_bytes: Device memory reserved at most; None if it was not looked at.
         comparisons: Against the report's figures; empty if there are none to compare with.
         detail: The last line of the error; empty if it passed.
     """
@@ -103,6 +62,8 @@ class Check:
     wall_time_s: float
     peak_resident_bytes: int | None
     tokens_per_s: float | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
     comparisons: tuple[Comparison, ...] = ()
     detail: str = ""
 
@@ -139,6 +100,7 @@ def verify_files(
         trials: The trials that files were exported from, to compare with.
 
     Raises:
+        PrerequisiteError: If a file is gone.
         UsageError: If a file is no YAML mapping.
     """
     for file in files:
@@ -146,8 +108,44 @@ def verify_files(
         yield _verify(file, num_steps=num_steps, timeout_s=timeout_s, trial=trial)
 
 
+def check_card(files: Sequence[Path]) -> str:
+    """Check that this machine has a GPU to run predicted configurations on.
+
+    Args:
+        files: Configurations, whose comments say if they are predicted.
+
+    Returns:
+        What to know if it is not the card that they were predicted for; else nothing.
+
+    Raises:
+        PrerequisiteError: If PyTorch sees none, or a file is gone.
+        UsageError: If a file is no YAML mapping.
+    """
+    labels = [card for file in files if (card := trl_file.read(file).card) is not None]
+    if not labels:
+        return ""
+    here = _device_here()
+    if here.kind != "cuda":
+        raise PrerequisiteError(
+            f"these configurations are predicted for {labels[0]}, and PyTorch sees no GPU here.",
+            hint="Copy the run folder to a machine with that card, and verify it there.",
+        )
+    if here.label != labels[0]:
+        return f"predicted for {labels[0]}, run here on {here.label}: peaks and rates differ"
+    return ""
+
+
+def _device_here() -> DeviceInfo:
+    """Return what PyTorch trains on here, seen from a process of its own."""
+    executor = SubprocessExecutor(preload=("torch",))
+    try:
+        return DeviceInfo.from_dict(describe("auto", executor)["device"])
+    finally:
+        executor.shutdown()
+
+
 def _verify(file: Path, *, num_steps: int, timeout_s: float, trial: Trial | None) -> Check:
-    trainer = _trainer(file)
+    trainer = trl_file.read(file).trainer
     with temporary_folder("autotune-verify-") as folder:
         command = [
             sys.executable,
@@ -169,6 +167,8 @@ def _verify(file: Path, *, num_steps: int, timeout_s: float, trial: Trial | None
             "--logging_steps",
             "1",
         ]
+        is_predicted = trial is not None and trial.source == prediction.SOURCE
+        watched = device_peak.environment(folder / "hook") if is_predicted else {}
         started = time.monotonic()
         process = subprocess.Popen(
             command,
@@ -178,11 +178,17 @@ def _verify(file: Path, *, num_steps: int, timeout_s: float, trial: Trial | None
             start_new_session=True,
             cwd=folder,
             # Lines are timed as they arrive.
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            env={**os.environ, **watched, "PYTHONUNBUFFERED": "1"},
         )
         code, peak, lines = _watch(process, timeout_s)
         rate = _rate(lines)
+        allocated, reserved = device_peak.read(line for _, line in lines)
         passed = code == 0
+        compared: tuple[Comparison, ...] = ()
+        if passed and trial is not None:
+            compared = compare(
+                trial, resident=peak, allocated=allocated, reserved=reserved, rate=rate
+            )
         return Check(
             file=str(file),
             passed=passed,
@@ -190,22 +196,11 @@ def _verify(file: Path, *, num_steps: int, timeout_s: float, trial: Trial | None
             wall_time_s=time.monotonic() - started,
             peak_resident_bytes=peak,
             tokens_per_s=rate,
-            comparisons=_compare(trial, peak, rate) if passed and trial is not None else (),
+            peak_allocated_bytes=allocated,
+            peak_reserved_bytes=reserved,
+            comparisons=compared,
             detail="" if passed else _reason(code, [line for _, line in lines], timeout_s),
         )
-
-
-def _compare(trial: Trial, peak: int | None, rate: float | None) -> tuple[Comparison, ...]:
-    found = []
-    known = [item.peak_of("resident_bytes") for item in trial.measurements]
-    resident = sorted(value for value in known if value is not None)
-    if peak is not None and resident:
-        # The greatest is what the report calls the peak.
-        reported = Interval(median=resident[-1], low=resident[0], high=resident[-1])
-        found.append(Comparison.of("resident peak", peak, reported))
-    if rate is not None and trial.tokens_per_s is not None:
-        found.append(Comparison.of("rate", rate, trial.tokens_per_s))
-    return tuple(found)
 
 
 def _rate(lines: Sequence[tuple[float, str]]) -> float | None:
@@ -266,26 +261,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-
-
-def _trainer(file: Path) -> str:
-    """Return the ``trl`` command that a file's comment names; ``sft`` if it names none.
-
-    Raises:
-        UsageError: If the file is no YAML mapping.
-    """
-    try:
-        text = file.read_text()
-        excess = find_excess(text)
-        if excess is not None:
-            raise UsageError(f"{file}, line {excess[0]}: {excess[1]}.")
-        content = yaml.safe_load(text)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise UsageError(f"{file} cannot be read as YAML: {error}") from error
-    if not isinstance(content, dict):
-        raise UsageError(f"{file} holds no mapping of TRL keys.")
-    found = _COMMENT.search(text)
-    return found.group(1) if found else "sft"
 
 
 def _reason(code: int | None, lines: Sequence[str], timeout_s: float) -> str:

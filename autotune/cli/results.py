@@ -28,7 +28,8 @@ def report(
     run: options.Run,
     as_json: options.Json = False,
     verbose: Annotated[
-        bool, typer.Option("--verbose", help="Add what was not searched, and why.")
+        bool,
+        typer.Option("--verbose", help="Add what was not searched, and a predicted timeline."),
     ] = False,
 ) -> int:
     """Show the Pareto set of a run, also of one that is under way or was interrupted."""
@@ -74,12 +75,15 @@ def verify(
     as_json: options.Json = False,
 ) -> int:
     """Run exported configurations for a few steps under the real `trl`, each in a new process."""
-    from autotune.verify import verify_files
+    from autotune.verify import check_card, verify_files
 
     files = _files(source)
     limit_s = common.duration_s(timeout, "--timeout")
     assert limit_s is not None  # the option has a default
     trials = _trials(files)
+    note = check_card(files)
+    if note:
+        common.say(f"note: {note}")
     checks = []
     for check in verify_files(files, num_steps=steps, timeout_s=limit_s, trials=trials):
         checks.append(check)

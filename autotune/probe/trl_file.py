@@ -13,6 +13,7 @@ from autotune.errors import PrerequisiteError, UsageError
 from autotune.space.bounds import find_excess
 
 _COMMENT = re.compile(r"trl (\w+) --config")
+_CARD = re.compile(r"^#   device +(.+) \(virtual\)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,11 +24,13 @@ class TrlFile:
         path: Where it was read.
         config: The mapping that TRL reads.
         trainer: The ``trl`` command that the file's comment names; ``sft`` if it names none.
+        card: The card that the comment says it is predicted for; None if it says none.
     """
 
     path: Path
     config: dict[str, Any]
     trainer: str
+    card: str | None = None
 
 
 def read(path: Path) -> TrlFile:
@@ -61,5 +64,10 @@ def read(path: Path) -> TrlFile:
     wrong = next((key for key in content if not isinstance(key, str)), None)
     if wrong is not None:
         raise UsageError(f"{path}: {wrong!r} is no TRL key; keys are texts.")
-    found = _COMMENT.search(text)
-    return TrlFile(path=path, config=content, trainer=found.group(1) if found else "sft")
+    command, card = _COMMENT.search(text), _CARD.search(text)
+    return TrlFile(
+        path=path,
+        config=content,
+        trainer=command.group(1) if command else "sft",
+        card=card.group(1) if card else None,
+    )

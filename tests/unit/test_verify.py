@@ -14,6 +14,8 @@ from report_factory import make_measurement, make_result, make_trial
 
 from autotune import verify
 from autotune.probe.result import Interval, MemoryPeak
+from autotune.report.comparison import compare
+from autotune.report.trial import Trial
 from autotune.units import GIB
 from autotune.verify import Comparison, verify_files
 
@@ -121,3 +123,47 @@ def test_a_helper_that_stays_behind_holds_nobody_up(
     (check,) = verify_files([file], timeout_s=30)
     assert check.passed
     assert check.wall_time_s < 20
+
+
+def predicted_trial() -> Trial:
+    phases = {
+        "load": MemoryPeak(allocated_bytes=1 * GIB, reserved_bytes=1 * GIB, resident_bytes=0),
+        "first_step": MemoryPeak(
+            allocated_bytes=4 * GIB, reserved_bytes=5 * GIB, resident_bytes=0
+        ),
+    }
+    measurement = make_measurement(phases=phases, source="predicted")
+    return make_trial(1, results=(make_result(measurement),), source="predicted")
+
+
+def test_a_prediction_is_compared_with_the_devices_own_peaks() -> None:
+    trial = predicted_trial()
+    rate = trial.tokens_per_s.median
+    found = compare(trial, resident=9 * GIB, allocated=4 * GIB, reserved=6 * GIB, rate=0.8 * rate)
+    # The host's memory was not predicted, so that it is not compared.
+    assert [item.name for item in found] == ["allocated peak", "reserved peak", "rate"]
+    assert [item.is_outside for item in found] == [False, True, False]
+    assert "4.00 GiB measured, +0.0% against the predicted 4.00 GiB, within" in found[0].text()
+    assert "outside what that may be off by (4.85 GiB to 5.15 GiB)" in found[1].text()
+    # A few steps need not meet the worst batch.
+    (low,) = compare(trial, allocated=3 * GIB)
+    assert not low.is_outside
+    assert "below what that may be off by" in low.text()
+    assert compare(trial, rate=0.7 * rate)[0].is_outside
+    assert compare(trial) == ()
+
+
+def test_a_predicted_run_tells_its_peaks(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # The training process is one that trl starts: it finds the hook by itself.
+    torch = "import sys, types; cuda = types.SimpleNamespace(is_initialized=lambda: True,"
+    torch += " max_memory_allocated=lambda: 123, max_memory_reserved=lambda: 456);"
+    torch += " sys.modules['torch'] = types.SimpleNamespace(cuda=cuda); print('trained')"
+    stand_in(
+        monkeypatch, f"import subprocess, sys; subprocess.run([sys.executable, '-c', {torch!r}])"
+    )
+    (check,) = verify_files([file], trials={file: predicted_trial()}, timeout_s=30)
+    assert check.passed
+    assert (check.peak_allocated_bytes, check.peak_reserved_bytes) == (123, 456)
+    assert [item.name for item in check.comparisons] == ["allocated peak", "reserved peak"]
+    (check,) = verify_files([file], trials={file: make_trial(1)}, timeout_s=30)
+    assert check.peak_allocated_bytes is None
