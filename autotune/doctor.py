@@ -15,6 +15,7 @@ from autotune.executors.subprocess import SubprocessExecutor
 from autotune.plan import describe
 from autotune.space import knob
 from autotune.units import GIB, format_gib
+from autotune.virtual import cards
 
 NEEDED = ("optuna", "torch", "transformers", "trl", "peft", "accelerate", "datasets")
 OPTIONAL = {
@@ -25,6 +26,7 @@ OPTIONAL = {
     "optuna-dashboard": "looking at a study in the browser",
 }
 MIN_DISK_BYTES = GIB
+CHECK_TIMEOUT_S = 120.0
 MARKS = {"ok": "ok  ", "absent": "--  ", "broken": "warn", "problem": "FAIL"}
 LEGEND = "ok: there. --: optional and not there. warn: left out. FAIL: no search can run."
 
@@ -139,6 +141,7 @@ def _worker(device: str) -> list[Finding]:
     executor = SubprocessExecutor(devices=(device,))
     try:
         seen = describe(device, executor)
+        virtual = _virtual(executor)
     except AutotuneError as error:
         return [Finding(name="worker", passed=False, detail=error.message, hint=error.hint)]
     finally:
@@ -154,4 +157,25 @@ def _worker(device: str) -> list[Finding]:
             detail=f"{found['name']} ({found['label']}), {format_gib(found['free_bytes'])} of "
             f"{format_gib(found['total_bytes'])} free, {bf16}",
         ),
+        virtual,
     ]
+
+
+def _virtual(executor: SubprocessExecutor) -> Finding:
+    """Return whether probes can run on cards that are not there."""
+    name, num_cards = "virtual cards", len(cards.catalogue())
+    try:
+        executor.run_task("check_virtual", {}, timeout_s=CHECK_TIMEOUT_S)
+    except AutotuneError as error:
+        return Finding(
+            name=name,
+            passed=True,
+            detail=f"probes on them cannot run here: {error.message}",
+            hint=error.hint,
+            state="absent",
+        )
+    return Finding(
+        name=name,
+        passed=True,
+        detail=f"probes on them run here; {num_cards} cards are known (autotune gpus)",
+    )

@@ -10,6 +10,7 @@ from autotune.devices import base as devices
 from autotune.probe.result import fit_bytes
 from autotune.space.context import DeviceInfo
 from autotune.trainers import base as trainers
+from autotune.virtual import cards
 from autotune.worker.environment import environment, installed
 
 
@@ -33,6 +34,16 @@ def describe(request: Mapping[str, Any]) -> dict[str, Any]:
             for name, reason in registry.broken.items()
         },
     }
+
+
+def check_virtual(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Make a virtual card in this process, to see if there can be one.
+
+    Raises:
+        PrerequisiteError: If the installed PyTorch cannot have a device made in Python.
+    """
+    name = next(iter(cards.catalogue()))
+    return {"device": devices.load(f"virtual:{name}").describe().to_dict()}
 
 
 def _occupied(device: devices.DeviceBackend, info: DeviceInfo) -> int | None:

@@ -21,6 +21,7 @@ TASKS = {
     "probe": "autotune.worker.run:run_probe",
     "prepare": "autotune.worker.prepare:prepare",
     "describe": "autotune.worker.prepare:describe",
+    "check_virtual": "autotune.worker.prepare:check_virtual",
     "demo": "autotune.worker.demo:make",
 }
 EXIT_DISK_FULL = 74
