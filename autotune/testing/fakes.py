@@ -168,7 +168,7 @@ class FakeExecutor:
         config = {**spec.config, **spec.overlay}
         peak = self.wall.peak_bytes(config)
         limit = min(self.wall.capacity_bytes, spec.memory_budget_bytes or self.wall.capacity_bytes)
-        if peak > limit:
+        if peak > limit and not spec.beyond_device:
             detail = f"{format_gib(peak)} are needed of {format_gib(limit)}"
             return self._failed(spec, Outcome.DEVICE_OOM, detail=detail)
         digest = hashlib.sha256(json.dumps(spec.to_dict(), sort_keys=True).encode()).digest()
@@ -183,8 +183,10 @@ class FakeExecutor:
             MemoryPeak(allocated_bytes=n, reserved_bytes=n, used_bytes=n, resident_bytes=n)
             for n in (self.wall.weights_bytes, peak)
         )
+        is_virtual = spec.device.startswith("virtual:")
         measurement = Measurement(
-            source="measured",
+            source="predicted" if is_virtual else "measured",
+            makeup=_makeup(self.wall.weights_bytes, peak) if is_virtual else None,
             device_kind=spec.device.partition(":")[0],
             accumulation_steps=spec.accumulation_steps,
             steps=steps,
@@ -215,3 +217,22 @@ class FakeExecutor:
             timeline=Timeline(start_s=0.0, load_s=1.0, total_s=1.0),
             environment={"device": "fake", "packages": {}},
         )
+
+
+def _makeup(weights_bytes: int, peak_bytes: int) -> dict[str, Any]:
+    """Return what a predicted peak is made of: weights, and activations at its end."""
+    rest = peak_bytes - weights_bytes
+    return {
+        "peak_bytes": peak_bytes,
+        "peak_event": {"index": 1, "op": "mm", "module": "model", "phase": "forward", "mark": ""},
+        "at_peak": {"parameters": weights_bytes, "activations": rest},
+        "largest": [],
+        "timeline": {
+            "num_events": 2,
+            "kinds": ["parameters", "activations"],
+            "points": [[0, weights_bytes, 0], [1, weights_bytes, rest]],
+            "phases": ["load", "forward"],
+            "marks": [[0, "load"]],
+        },
+        "host_peak_bytes": 0,
+    }

@@ -1,0 +1,133 @@
+"""One configuration predicted by itself, with the real trainer, against a search's prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from autotune.errors import UsageError
+from autotune.estimate import Estimator
+from autotune.executors.subprocess import SubprocessExecutor
+from autotune.probe import trl_file
+from autotune.probe.result import Outcome
+from autotune.report.estimated import Estimate
+from autotune.tuner import Budget, Tuner
+
+pytestmark = pytest.mark.trl
+
+CARD = "virtual:rtx-4090"
+
+
+@pytest.fixture(scope="module")
+def virtual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SubprocessExecutor]:
+    """Return an executor whose one slot takes any virtual card."""
+    executor = SubprocessExecutor(("virtual",), log_folder=tmp_path_factory.mktemp("logs"))
+    yield executor
+    executor.shutdown()
+
+
+def predicted(
+    virtual: SubprocessExecutor, path: Path, config: dict[str, Any], *cards: str, **options: Any
+) -> Estimate:
+    path.write_text(yaml.safe_dump(config))
+    file = trl_file.read(path)
+    return Estimator(file, cards or (CARD,), executor=virtual, **options).run()
+
+
+def test_an_estimate_is_what_a_search_predicts(
+    virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
+) -> None:
+    tuner = Tuner(
+        made["model"],
+        made["dataset"],
+        device=CARD,
+        space="quick",
+        executor=virtual,
+        run_dir=tmp_path / "run",
+    )
+    report = tuner.search(Budget(3))
+    for trial in report.trials:
+        assert trial.outcome is Outcome.OK, trial.results[-1].detail
+        searched = trial.measurement
+        file = trial.export(tmp_path / f"{trial.number}.yaml")
+        found = Estimator(trl_file.read(file), (CARD,), executor=virtual).run()
+        (card,) = found.cards
+        alone = card.measurement
+        assert alone is not None
+        assert card.fits
+        assert found.coverage == trial.coverage
+        assert alone.phases == searched.phases
+        assert alone.worst_batch == searched.worst_batch
+        assert alone.tokens_per_s.median == pytest.approx(searched.tokens_per_s.median)
+        assert alone.makeup["at_peak"] == searched.makeup["at_peak"]
+        assert len(alone.makeup["timeline"]["points"]) == 240
+
+
+def test_a_file_written_by_hand(
+    virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
+) -> None:
+    config = {
+        "model_name_or_path": made["model"],
+        "datasets": [{"path": "json", "data_files": made["dataset"], "split": "train"}],
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 8,
+        "dataloader_num_workers": 2,
+        "dataloader_prefetch_factor": 2,
+        "eval_strategy": "steps",
+        "eval_steps": 10,
+        "report_to": "wandb",
+        "use_cpu": True,
+        "streaming": True,
+        "tf32": True,
+    }
+    plain = predicted(virtual, tmp_path / "plain.yaml", config).cards[0]
+    assert plain.fits
+    assert plain.measurement is not None
+    assert plain.measurement.accumulation_steps == 8
+    assert "eval" in plain.measurement.phases
+    env = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+    grown = predicted(virtual, tmp_path / "env.yaml", {**config, "env": env}).cards[0]
+    assert grown.measurement is not None
+    # The setting is of the allocator: it reserves otherwise for the same tensors.
+    assert grown.measurement.peak_of("reserved_bytes") < plain.measurement.peak_of(
+        "reserved_bytes"
+    )
+
+
+def test_rows_are_assumed_and_cards_differ(
+    virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine.toml"
+    mine.write_text('base = "rtx-4090"\nmemory_bytes = 600_000_000\n')
+    config = {"model_name_or_path": made["model"], "per_device_train_batch_size": 2}
+    found = predicted(virtual, tmp_path / "model.yaml", config, CARD, str(mine), assume_length=300)
+    enough, little = found.cards
+    assert enough.fits
+    assert enough.measurement is not None
+    assert little.measurement is not None
+    assert enough.measurement.worst_batch == (2, 300)
+    assert found.coverage == 1.0
+    assert little.outcome is Outcome.DEVICE_OOM
+    # Without the card's limit it is the same run.
+    assert little.used_bytes == enough.used_bytes > little.memory_bytes
+    assert "DOES NOT FIT: it would need" in little.verdict()
+
+
+def test_what_trl_refuses_is_said(
+    virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
+) -> None:
+    config = {"model_name_or_path": made["model"], "per_device_train_batch_size": "four"}
+    with pytest.raises(UsageError, match="invalid int value: 'four'") as caught:
+        predicted(virtual, tmp_path / "four.yaml", config, assume_length=8)
+    assert "`fixed:`" not in caught.value.hint
+    config = {"model_name_or_path": made["model"], "dataset_name": str(tmp_path / "nowhere")}
+    with pytest.raises(Exception, match="data set") as missing:
+        predicted(virtual, tmp_path / "missing.yaml", config)
+    assert "--assume-length" in missing.value.hint
+    config = {"model_name_or_path": made["model"], "attn_implementation": "nonsense"}
+    with pytest.raises(UsageError, match="unsupported"):
+        predicted(virtual, tmp_path / "attention.yaml", config, assume_length=8)
