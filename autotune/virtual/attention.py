@@ -26,6 +26,8 @@ def choose(
     query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, *, capability: Any
 ) -> str:
     """Return ``flash``, ``efficient`` or ``math`` for shapes (B, H, L, D)."""
+    if query.dim() != 4:
+        return "math"
     if torch.backends.cuda.flash_sdp_enabled() and (
         mask is None
         and query.dtype in _HALF

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from autotune.errors import PrerequisiteError
-from autotune.virtual import attention, autocast, kernels, special
+from autotune.virtual import attention, autocast, guard, kernels, special
 from autotune.virtual.state import current
 
 DEVICE_TYPE = "virtual"
@@ -42,7 +42,8 @@ def install() -> None:
             f"PyTorch's place for a further device is taken by {taken!r} in this process.",
             hint="Run virtual probes in a process that does not import that library.",
         )
-    setup(DEVICE_TYPE, backend_module=_module())
+    setup(DEVICE_TYPE, backend_module=_module(), device_guard=guard.make())
+    guard.install()
     library = torch.library.Library("aten", "IMPL")
     fallback = torch.library.Library("_", "IMPL")
     kernels.register(library, special.SPECIAL)

@@ -60,6 +60,8 @@ def generic(op: Any, *args: Any, **kwargs: Any) -> Any:
         else item.value
         for item in plan.returns
     ]
+    if plan.scratch_bytes and session is not None:
+        session.charge_scratch(plan)
     if plan.single:
         return results[0]
     return tuple(results) if results else None

@@ -27,6 +27,7 @@ class _Observer:
         trace = self.trace
         if not trace.module_depth:
             self._meet(module)
+            trace.in_optimizer = False  # a step that raised tells no one that it is over
         trace.module_depth += 1
         trace.modules.append(self.names.get(id(module)) or type(module).__name__)
 

@@ -29,6 +29,7 @@ class Plan(NamedTuple):
             strides, dtype and bytes of a new tensor, or a constant.
         single: Whether the operator returns one tensor, not a tuple.
         flops: Floating point operations, by PyTorch's own formulas.
+        tiling: Arithmetic of the whole tiles that a matrix product computes, over the useful part.
         moved_bytes: Bytes read and written.
         dtype: Of the first floating point argument; decides the card's rate.
         scratch_bytes: Memory the card's kernel takes while it runs.
@@ -40,6 +41,7 @@ class Plan(NamedTuple):
     returns: tuple[Any, ...]
     single: bool
     flops: float
+    tiling: float
     moved_bytes: float
     dtype: torch.dtype | None
     scratch_bytes: tuple[int, ...]
@@ -145,6 +147,7 @@ def make_plan(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan
         name=op._schema.name.partition("::")[2],
         returns=tuple(returns),
         single=single,
+        tiling=_tiling(op._schema.name.partition("::")[2], meta_args),
         flops=_flops(op, meta_args, meta_kwargs, found),
         moved_bytes=float(sum(dense_bytes(t) for t in (*inputs, *outputs))),
         dtype=floating,
@@ -177,6 +180,28 @@ def _describe(schema: Any, results: list[Any], returns: list[Any]) -> list[Any]:
             strides = tuple(result.stride())
             described.append((shape, strides, result.dtype, dense_bytes(result)))
     return described
+
+
+TILE = 64
+"""Rows and columns of the smallest output tile that cuBLAS' large kernels compute. Source: NVIDIA,
+"Matrix Multiplication Background User's Guide", section on tile quantization."""
+
+_PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
+"""Operators that multiply (..., M, K) by (..., K, N), and the position of the first factor."""
+
+
+def _tiling(name: str, args: list[Any]) -> float:
+    """Return how much more than the useful products a matrix product's tiles compute.
+
+    Thin ones, such as LoRA's of rank 16, compute mostly padding.
+    """
+    first = _PRODUCTS.get(name.partition(".")[0])
+    if first is None:
+        return 1.0
+    rows, columns = args[first].shape[-2], args[first + 1].shape[-1]
+    if not rows or not columns:
+        return 1.0
+    return (-(-rows // TILE) * TILE / rows) * (-(-columns // TILE) * TILE / columns)
 
 
 def _flops(op: Any, args: list[Any], kwargs: Mapping[str, Any], found: Any) -> float:

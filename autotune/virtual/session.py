@@ -51,7 +51,7 @@ class Session:
         """Of attention's arithmetic over N documents: the real one over N times the longest's."""
 
     def charge(self, plan: Any) -> None:
-        """Count one operator: its work, its kernel's scratch and the library's workspace."""
+        """Count one operator: its work and the library's workspace."""
         trace = self.trace
         phase = trace.phase()
         cost = trace.costs.get(phase)
@@ -67,16 +67,21 @@ class Session:
         if self.roofline is not None:
             seconds = None if varlen else self._seconds.get(id(plan))
             if seconds is None:
-                seconds = self._seconds[id(plan)] = self.roofline.op_seconds(plan, flops)
+                seconds = self._seconds[id(plan)] = self.roofline.op_seconds(
+                    plan, flops * plan.tiling
+                )
             cost.seconds += seconds
-        if plan.scratch_bytes and self.scratch:
-            trace.flash(plan.scratch_bytes, plan.name)
         if self._workspace_bytes and plan.name in _MATMULS:
             in_backward = phase == "backward"
             if in_backward not in self._has_workspace:
                 # One per thread that calls cuBLAS: autograd has its own.
                 self._has_workspace.add(in_backward)
                 trace.reserve(self._workspace_bytes, "cublas")
+
+    def charge_scratch(self, plan: Any) -> None:
+        """Count what one operator's kernel takes beside its results, which are there already."""
+        if self.scratch:
+            self.trace.flash(plan.scratch_bytes, plan.name)
 
     def charge_move(self, name: str, moved_bytes: float) -> None:
         """Count a copy on the device."""

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch
+
+from autotune.virtual.trace import ALLOC, FREE, MARK, Trace, rounded
+
+
+def storage(nbytes: int = 8) -> torch.UntypedStorage:
+    return torch.UntypedStorage(nbytes)
+
+
+@pytest.mark.parametrize(("nbytes", "blocks"), [(0, 0), (1, 1), (512, 1), (513, 2), (5120, 10)])
+def test_blocks(nbytes: int, blocks: int) -> None:
+    assert rounded(nbytes) == 512 * blocks
+
+
+def test_events_tell_the_whole_story() -> None:
+    trace = Trace()
+    first, second = storage(), storage()
+    trace.allocate(first, 1000, "mm")
+    trace.mark("first_step")
+    trace.allocate(second, 10, "add")
+    del first
+    assert trace.events == [(ALLOC, 0), (MARK, 0), (ALLOC, 1), (FREE, 0)]
+    assert trace.marks == ["first_step"]
+    assert [s.op for s in trace.storages] == ["mm", "add"]
+    assert [s.phase for s in trace.storages] == ["load", "other"]
+    assert trace.allocated_bytes == 512
+    assert trace.peak_bytes == 1536
+    trace.reset_peak()
+    assert trace.peak_bytes == 512
+
+
+def test_another_storage_at_the_same_place_is_another() -> None:
+    trace = Trace()
+    for _ in range(100):
+        made = storage()
+        trace.allocate(made, 100, "x")
+        del made
+    assert trace.allocated_bytes == 0
+    assert trace.peak_bytes == 512
+    assert len(trace.storages) == 100
+
+
+def test_what_is_freed_after_the_run_is_no_event() -> None:
+    trace = Trace()
+    made = storage()
+    trace.allocate(made, 100, "x")
+    trace.close()
+    del made
+    assert trace.allocated_bytes == 512
+    assert trace.events == [(ALLOC, 0)]
+
+
+def test_reserved_memory_stays() -> None:
+    trace = Trace()
+    trace.reserve(1000, "cublas")
+    assert trace.allocated_bytes == 1024
+    assert trace.kind_of(trace.storages[0]) == "workspaces"
+
+
+def test_flashed_memory_exists_at_once_and_is_gone() -> None:
+    trace = Trace()
+    trace.flash((100, 1000), "flash_backward")
+    assert trace.allocated_bytes == 0
+    assert trace.peak_bytes == 1536
+    assert [kind for kind, _ in trace.events] == [ALLOC, ALLOC, FREE, FREE]
+
+
+def test_the_first_word_on_a_storage_stands() -> None:
+    trace = Trace()
+    tensor = torch.empty(4)
+    trace.allocate(tensor.untyped_storage(), 16, "empty")
+    trace.tag([tensor.view(2, 2)], "parameters")
+    trace.tag([tensor], "gradients")
+    trace.tag([torch.empty(3)], "gradients")
+    assert trace.kind_of(trace.storages[0]) == "parameters"
+
+
+def test_what_outlives_the_forward_pass_is_an_activation() -> None:
+    trace = Trace()
+    kept, passing = storage(), storage()
+    trace.module_depth = 1
+    trace.allocate(kept, 8, "mm")
+    trace.allocate(passing, 8, "add")
+    del passing
+    trace.module_depth = 0
+    del kept
+    assert [trace.kind_of(s) for s in trace.storages] == ["activations", "temporaries"]
+
+
+def test_a_tensor_can_end_while_it_lives_on_elsewhere() -> None:
+    trace = Trace()
+    tensor = torch.empty(4)
+    trace.allocate(tensor.untyped_storage(), 16, "empty")
+    trace.end(tensor)
+    assert trace.allocated_bytes == 0
+    assert trace.number_of(tensor) is None
+
+
+def test_memory_of_the_host_is_apart() -> None:
+    trace = Trace()
+    made = storage()
+    trace.hold_on_host(made, 100)
+    trace.hold_on_host(made, 100)
+    assert (trace.host_bytes, trace.allocated_bytes) == (100, 0)
+    del made
+    assert (trace.host_bytes, trace.host_peak_bytes) == (0, 100)
