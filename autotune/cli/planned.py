@@ -20,7 +20,8 @@ def planned(plan: Plan, budget: Budget) -> dict[str, Any]:
     """Return what a search would do, as plain JSON."""
     size = plan.space.size(SIZE_LIMIT)
     trials = size if budget.trials is None else min(budget.trials, size)
-    worst_s: float = (trials + FINALISTS) * plan.request.probe_timeout_s
+    confirmations = 0 if plan.context.device.is_virtual else FINALISTS
+    worst_s: float = (trials + confirmations) * plan.request.probe_timeout_s
     if budget.wall_time_s is not None:
         worst_s = min(worst_s, 1.25 * budget.wall_time_s + plan.request.probe_timeout_s)
     context = plan.context
@@ -39,6 +40,7 @@ def planned(plan: Plan, budget: Budget) -> dict[str, Any]:
         "num_candidates": size,
         "num_candidates_is_exact": size < SIZE_LIMIT,
         "trials": trials,
+        "confirmations": confirmations,
         "worst_case_time_s": worst_s,
         "knobs": knobs,
         "inactive": [{"knob": name, "reason": reason} for name, reason in plan.space.inactive],
@@ -74,9 +76,12 @@ def print_planned(facts: dict[str, Any], console: Console) -> None:
             for item in facts["removed"]
         ]
     lines += [f"note: {notice}" for notice in facts["notices"]]
+    # A prediction repeated is the same prediction.
+    number = facts["confirmations"]
+    again = f" and up to {number} confirmations" if number else ", all predicted,"
     lines += [
         "",
-        f"{facts['trials']} trials and up to {FINALISTS} confirmations take at most "
+        f"{facts['trials']} trials{again} take at most "
         f"{format_duration(facts['worst_case_time_s'])}, if every probe ran into its time limit",
     ]
     for line in lines:

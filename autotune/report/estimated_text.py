@@ -57,7 +57,9 @@ def _one(card: CardEstimate, width: int) -> Text:
     if not picture.plain:
         return text
     text.append("\n\n").append_text(picture)
-    return text.append("\n" + _wrap("The budget drawn is the limit less the context.", width))
+    return text.append(
+        "\n" + _wrap("That budget is the limit less the context, which is no tensor's.", width)
+    )
 
 
 def _figures(card: CardEstimate, pooled: Measurement) -> list[tuple[str, str]]:
@@ -82,7 +84,8 @@ def _figures(card: CardEstimate, pooled: Measurement) -> list[tuple[str, str]]:
         ),
         (
             "on the host",
-            f"{format_gib(card.host_bytes)} predicted, of what the device moves there",
+            f"{format_gib(card.host_bytes)} predicted: offloaded activations, paged states and the"
+            " like",
         ),
     ]
     if card.outcome is Outcome.OK and rate is not None and time is not None:
@@ -101,7 +104,8 @@ def _figures(card: CardEstimate, pooled: Measurement) -> list[tuple[str, str]]:
         ]
     if pooled.worst_batch is not None:
         num_rows, length = pooled.worst_batch
-        rows.append(("worst batch", f"{num_rows:,} rows of {length:,} tokens"))
+        plural = "" if num_rows == 1 else "s"
+        rows.append(("worst batch", f"{num_rows:,} row{plural} of {length:,} tokens"))
     if pooled.num_alloc_retries:
         edge = f"the allocator gives its cache back {pooled.num_alloc_retries} times to go on"
         rows.append(("on the edge", edge))

@@ -31,6 +31,10 @@ from autotune.testing.searches import make_answers
 from autotune.verify import Check, Comparison
 
 GIB = 1 << 30
+COMMANDS = (
+    *("search", "gpus", "estimate", "report", "export", "verify", "lengths", "spaces", "doctor"),
+    "demo",
+)
 SEARCH = ("search", "some/model", "some/rows", "--space", "quick")
 
 
@@ -475,9 +479,9 @@ def test_a_command_that_is_not_whole_is_exit_code_2(
 def test_help_is_exit_code_0(option: str, cli: Callable[..., Done]) -> None:
     done = cli(option)
     assert done.code == 0
-    for name in ("search", "report", "export", "verify", "lengths", "spaces", "doctor", "demo"):
+    for name in COMMANDS:
         assert name in done.out
-    for name in ("search", "report", "export", "verify", "lengths", "spaces", "doctor", "demo"):
+    for name in COMMANDS:
         assert cli(name, option).code == 0
 
 

@@ -439,6 +439,15 @@ def test_a_cards_file_is_found_from_everywhere(
     assert "no card file" in done.err
 
 
+def test_a_dry_run_of_predictions_confirms_none(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    search = ("search", "some/model", "some/rows", "--space", "quick", "--device", CARD)
+    done = cli(*search, "--dry-run", "--trials", 5)
+    assert done.code == 0
+    assert "5 trials, all predicted, take at most" in done.out
+
+
 # --- verify -------------------------------------------------------------------------------------
 
 
