@@ -32,6 +32,7 @@ def placed(session: Session) -> Iterator[None]:
         stack.enter_context(
             mock.patch.dict(os.environ, ACCELERATE_TORCH_DEVICE=device.DEVICE_TYPE)
         )
+        _forget_device(stack)
         # PyTorch keeps the cache of autocast's casts in C++, per device type that it knows;
         # leaving the outermost block is told to no one else.
         stack.enter_context(
@@ -59,6 +60,14 @@ def placed(session: Session) -> Iterator[None]:
         loss.install(stack, session, device.DEVICE_TYPE)
         stack.enter_context(observed(session.trace))
         yield
+
+
+def _forget_device(stack: contextlib.ExitStack) -> None:
+    """Let accelerate ask for its device again, which it does once per process."""
+    from accelerate import state
+
+    for kind in (state.PartialState, state.AcceleratorState, state.GradientState):
+        stack.enter_context(mock.patch.dict(kind._shared_state, clear=True))
 
 
 def _both(first: Any, second: Any) -> Any:

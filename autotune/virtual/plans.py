@@ -201,7 +201,7 @@ def _tiling(name: str, args: list[Any]) -> float:
     rows, columns = args[first].shape[-2], args[first + 1].shape[-1]
     if not rows or not columns:
         return 1.0
-    return (-(-rows // TILE) * TILE / rows) * (-(-columns // TILE) * TILE / columns)
+    return float((-(-rows // TILE) * TILE / rows) * (-(-columns // TILE) * TILE / columns))
 
 
 def _flops(op: Any, args: list[Any], kwargs: Mapping[str, Any], found: Any) -> float:

@@ -38,11 +38,13 @@ class Steps:
         loaded_bytes: When training began.
         peak_bytes: The most, per phase.
         after_bytes: After each step.
+        host_peak_bytes: The most that the host held for the device.
     """
 
     loaded_bytes: int = 0
     peak_bytes: dict[str, int] = field(default_factory=dict)
     after_bytes: list[int] = field(default_factory=list)
+    host_peak_bytes: int = 0
 
 
 class Recorder:
@@ -57,6 +59,7 @@ class Recorder:
         if self._phase:
             self.steps.peak_bytes[self._phase] = self.trace.peak_bytes
         self._phase = name
+        self.steps.host_peak_bytes = max(self.steps.host_peak_bytes, self.trace.host_peak_bytes)
         self.trace.reset_peak()
 
     def enter_phase(self, name: str) -> None:
@@ -187,7 +190,6 @@ def run_real(spec: ProbeSpec) -> tuple[Steps, Trace]:
 def run_virtual(spec: ProbeSpec, **changes: Any) -> tuple[Steps, Trace]:
     """Train on the pretend accelerator, without what only a card's kernels and libraries take."""
     gc.collect()
-    AcceleratorState._reset_state(True)
     device.install()
     card = Session(scratch=False, workspace_bytes=0, host_kernels=True, **changes)
     state.activate(card)
@@ -203,7 +205,6 @@ def run_virtual(spec: ProbeSpec, **changes: Any) -> tuple[Steps, Trace]:
         card.trace.close()
         state.activate(None)
         values.clear()
-        AcceleratorState._reset_state(True)
     return steps, card.trace
 
 
