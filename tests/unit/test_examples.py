@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from autotune import SearchSpace, Tuner
-from autotune.cli import looks, results, search
+from autotune.cli import looks, predict, results, search
 from autotune.space.knob import registry
 from autotune.worker import demo
 
@@ -70,7 +70,7 @@ def mentions() -> Iterator[tuple[str, str]]:
 
 def commands() -> dict[str, Any]:
     app = typer.Typer()
-    for module in (search, results, looks):
+    for module in (search, predict, results, looks):
         module.register(app)
     return dict(typer.main.get_command(app).commands)
 
