@@ -15,7 +15,7 @@ from autotune.errors import AutotuneError, PrerequisiteError, UnknownNameError, 
 from autotune.executors.base import Executor
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
-from autotune.plan import PREDICTED_ROWS, PREDICTED_STEPS, prepare
+from autotune.plan import PREDICTED_FIRST_WORST, PREDICTED_ROWS, PREDICTED_STEPS, prepare
 from autotune.probe import sources, trl_config
 from autotune.probe.result import Outcome, ProbeResult
 from autotune.probe.spec import ProbeSpec
@@ -197,6 +197,7 @@ class Estimator:
             warmup_steps=0,
             measured_steps=PREDICTED_STEPS,
             rows_per_step=PREDICTED_ROWS,
+            first_worst_steps=PREDICTED_FIRST_WORST,
             accumulation_steps=trl_config.number(config, "gradient_accumulation_steps", 1) or 1,
             phases=("eval",) if trl_config.evaluates(config) else (),
             process_env=shared.process_env,

@@ -272,6 +272,7 @@ class SearchLoop:
             warmup_steps=plan.steps[0],
             measured_steps=plan.steps[1],
             rows_per_step=plan.rows_per_step,
+            first_worst_steps=plan.first_worst_steps,
             accumulation_steps=int(config.get("gradient_accumulation_steps", 1)),
             phases=request.phases,
             process_env={key: str(value) for key, value in config.get("env", {}).items()},

@@ -21,6 +21,8 @@ from autotune.space.space import ResolvedSpace, SearchSpace
 from autotune.virtual.cards import full_name
 
 PREDICTED_STEPS = 2
+MEASURED_FIRST_WORST = 2
+PREDICTED_FIRST_WORST = 1
 MEASURED_ROWS = 8
 PREDICTED_ROWS = 4
 """Rows per step: what a virtual probe spends on them buys less than another candidate does."""
@@ -150,6 +152,15 @@ class Plan:
         if self.context.device.is_virtual:
             return 0, min(request.measured_steps, PREDICTED_STEPS)
         return request.warmup_steps, request.measured_steps
+
+    @property
+    def first_worst_steps(self) -> int:
+        """Return the steps at the start that end with the largest batch.
+
+        Predicted, the largest batch before the optimizer states exist tells nothing that the one
+        at the end, when they do, does not tell better.
+        """
+        return PREDICTED_FIRST_WORST if self.context.device.is_virtual else MEASURED_FIRST_WORST
 
     @property
     def rows_per_step(self) -> int:

@@ -28,6 +28,8 @@ class ProbeSpec:
         timeline_points: The most points of a predicted timeline of memory in use.
         warmup_steps: Typical optimizer steps kept apart before the measured ones.
         measured_steps: Optimizer steps that give the rate.
+        first_worst_steps: Steps at the start that end with the largest batch: 2 hold it before and
+            after the optimizer states exist.
         rows_per_step: Rows of differing length that a step holds at least, if a full one does.
         accumulation_steps: Micro-batches per optimizer step in the exported configuration. The
             overlay may shorten them for the probe; the rate is composed from the raw times.
@@ -52,6 +54,7 @@ class ProbeSpec:
     warmup_steps: int = 1
     measured_steps: int = 5
     rows_per_step: int = 8
+    first_worst_steps: int = 2
     accumulation_steps: int = 1
     phases: tuple[str, ...] = ()
     process_env: Mapping[str, str] = field(default_factory=dict)

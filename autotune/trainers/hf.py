@@ -66,7 +66,7 @@ def probe_overlay(spec: ProbeSpec, device: DeviceBackend) -> dict[str, Any]:
     """Return the probe-only keys: a few steps, nothing saved, reported or shuffled."""
     return {
         "output_dir": str(Path(spec.folder) / "output"),
-        "max_steps": num_steps(spec.warmup_steps + spec.measured_steps),
+        "max_steps": num_steps(spec.warmup_steps + spec.measured_steps, spec.first_worst_steps),
         "gradient_accumulation_steps": accumulation(spec),
         # The rows are laid out by the schedule; the trainer must take them as they come.
         "train_sampling_strategy": "sequential",
@@ -266,6 +266,7 @@ class HfAdapter(ABC):
             batch_size=trainer.args.per_device_train_batch_size,
             accumulation=trainer.args.gradient_accumulation_steps,
             num_typical_steps=spec.warmup_steps + spec.measured_steps,
+            num_first_worst=spec.first_worst_steps,
             seed=spec.seed,
             shuffle=spec.config.get("train_sampling_strategy", "random") != "sequential",
         )

@@ -59,6 +59,7 @@ def plan(
     batch_size: int,
     accumulation: int,
     num_typical_steps: int,
+    num_first_worst: int = FIRST_WORST_STEPS,
     seed: int,
     shuffle: bool,
 ) -> Schedule:
@@ -69,6 +70,7 @@ def plan(
         batch_size: Rows per micro-batch.
         accumulation: Micro-batches per step, in the probe.
         num_typical_steps: Steps between those that end with the worst micro-batch.
+        num_first_worst: Steps at the start that end with the worst micro-batch.
         seed: Seed of the order of typical rows.
         shuffle: Whether the trainer would shuffle; else typical rows keep the data's own order.
 
@@ -86,7 +88,7 @@ def plan(
     if shuffle:
         # A generator of its own: trainers reseed the global one.
         random.Random(seed).shuffle(order)
-    num_worst = FIRST_WORST_STEPS + LAST_WORST_STEPS
+    num_worst = num_first_worst + LAST_WORST_STEPS
     filling = batch_size * (accumulation - 1)
     fillings = _cycle(order, filling * num_worst)
     worst_steps = [
@@ -94,20 +96,20 @@ def plan(
     ]
     typical = _cycle(order, batch_size * accumulation * num_typical_steps)
     rows = [
-        *itertools.chain.from_iterable(worst_steps[:FIRST_WORST_STEPS]),
+        *itertools.chain.from_iterable(worst_steps[:num_first_worst]),
         *typical,
-        *itertools.chain.from_iterable(worst_steps[FIRST_WORST_STEPS:]),
+        *itertools.chain.from_iterable(worst_steps[num_first_worst:]),
     ]
     return Schedule(
         rows=tuple(rows),
         worst_batch=(batch_size, lengths[worst[0]]),
-        num_steps=num_steps(num_typical_steps),
+        num_steps=num_steps(num_typical_steps, num_first_worst),
     )
 
 
-def num_steps(num_typical_steps: int) -> int:
+def num_steps(num_typical_steps: int, num_first_worst: int = FIRST_WORST_STEPS) -> int:
     """Return the optimizer steps of a probe, those with a worst-case batch included."""
-    return FIRST_WORST_STEPS + num_typical_steps + LAST_WORST_STEPS
+    return num_first_worst + num_typical_steps + LAST_WORST_STEPS
 
 
 def _cycle(order: Sequence[int], count: int) -> list[int]:

@@ -38,7 +38,7 @@ class SftAdapter(HfAdapter):
         rows = prepared_rows(spec)
         lengths = rows["num_tokens"]
         batch_size = training_args.per_device_train_batch_size
-        steps = num_steps(spec.warmup_steps + spec.measured_steps)
+        steps = num_steps(spec.warmup_steps + spec.measured_steps, spec.first_worst_steps)
         num_needed = batch_size * accumulation(spec) * steps
         if training_args.packing:
             mean = sum(lengths) / len(lengths)

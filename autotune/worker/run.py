@@ -13,7 +13,7 @@ from autotune.devices import base as devices
 from autotune.probe.result import Outcome, ProbeResult, Timeline
 from autotune.probe.spec import ProbeSpec
 from autotune.trainers import base as trainers
-from autotune.trainers.schedule import FIRST_WORST_STEPS, LAST_WORST_STEPS
+from autotune.trainers.schedule import LAST_WORST_STEPS
 from autotune.worker.classify import classify
 from autotune.worker.environment import environment
 from autotune.worker.meters import StepRecorder
@@ -43,7 +43,7 @@ def _run(spec: ProbeSpec, asked_at: float) -> ProbeResult:
         recorder = StepRecorder(
             device,
             Path(spec.folder),
-            num_before=FIRST_WORST_STEPS + spec.warmup_steps,
+            num_before=spec.first_worst_steps + spec.warmup_steps,
             num_after=LAST_WORST_STEPS,
             accumulation_steps=spec.accumulation_steps,
         )
