@@ -19,7 +19,7 @@ from autotune.plan import PREDICTED_FIRST_WORST, PREDICTED_ROWS, PREDICTED_STEPS
 from autotune.probe import sources, trl_config
 from autotune.probe.result import Outcome, ProbeResult
 from autotune.probe.spec import ProbeSpec
-from autotune.probe.trl_file import TrlFile
+from autotune.probe.trl_file import TrlFile, hint_for_file
 from autotune.report.estimated import CardEstimate, Estimate
 from autotune.runfolder import RunFolder
 from autotune.space.context import DataProfile
@@ -29,16 +29,6 @@ from autotune.virtual import cards
 TIMELINE_POINTS = 240
 MIN_ASSUMED_ROWS = 8
 PREFIX = "virtual:"
-
-_IN_A_FILE = {
-    "under `fixed:` in the space": "in the file",
-    "`fixed:` in the space": "the file",
-    "a file that `fixed:` names": "a file that it names",
-    "with --split": "with dataset_train_split",
-    "--dataset-config and --split": "dataset_config and dataset_train_split",
-    "add --trust-remote-code": "add trust_remote_code: true",
-}
-"""Hints of the worker name a search's options; a file has keys in their place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,9 +256,7 @@ def _check_sources(file: TrlFile, config: dict[str, Any], *, needs_data: bool) -
 
 
 def _of_a_file(error: UsageError | PrerequisiteError) -> AutotuneError:
-    hint = error.hint
-    for words, others in _IN_A_FILE.items():
-        hint = hint.replace(words, others)
+    hint = hint_for_file(error.hint)
     if "data set" in error.message:
         hint = f"{hint} Without the data: --assume-length N.".strip()
     return type(error)(error.message, hint=hint)

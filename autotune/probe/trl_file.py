@@ -15,6 +15,16 @@ from autotune.space.bounds import find_excess
 _COMMENT = re.compile(r"trl (\w+) --config")
 _CARD = re.compile(r"^#   device +(.+) \(virtual\)", re.MULTILINE)
 
+_IN_A_FILE = {
+    "under `fixed:` in the space": "in the file",
+    "`fixed:` in the space": "the file",
+    "a file that `fixed:` names": "a file that it names",
+    "with --split": "with dataset_train_split",
+    "--dataset-config and --split": "dataset_config and dataset_train_split",
+    "add --trust-remote-code": "add trust_remote_code: true",
+}
+"""Hints of the worker name a search's options; a file has keys in their place."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrlFile:
@@ -71,3 +81,10 @@ def read(path: Path) -> TrlFile:
         trainer=command.group(1) if command else "sft",
         card=card.group(1) if card else None,
     )
+
+
+def hint_for_file(hint: str) -> str:
+    """Return a hint that was meant for a search in the words of a configuration's file."""
+    for words, others in _IN_A_FILE.items():
+        hint = hint.replace(words, others)
+    return hint
