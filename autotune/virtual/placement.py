@@ -33,6 +33,7 @@ def placed(session: Session) -> Iterator[None]:
             mock.patch.dict(os.environ, ACCELERATE_TORCH_DEVICE=device.DEVICE_TYPE)
         )
         _forget_device(stack)
+        _allow_fp16(stack)
         # PyTorch keeps the cache of autocast's casts in C++, per device type that it knows;
         # leaving the outermost block is told to no one else.
         stack.enter_context(
@@ -68,6 +69,29 @@ def _forget_device(stack: contextlib.ExitStack) -> None:
 
     for kind in (state.PartialState, state.AcceleratorState, state.GradientState):
         stack.enter_context(mock.patch.dict(kind._shared_state, clear=True))
+
+
+def _allow_fp16(stack: contextlib.ExitStack) -> None:
+    """Let accelerate use float16 autocast, which it refuses on device types it has no name for.
+
+    Its gradient scaler is left out: it holds a few bytes, and whether it skips a step depends on
+    the gradients' values.
+    """
+    from accelerate import Accelerator
+
+    original = Accelerator.__init__
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        asked = kwargs.get("mixed_precision") or os.environ.get("ACCELERATE_MIXED_PRECISION")
+        if str(asked) != "fp16":
+            original(self, *args, **kwargs)
+            return
+        original(self, *args, **{**kwargs, "mixed_precision": "no"})
+        self.state._mixed_precision = "fp16"
+        self.native_amp = True
+        self.scaler = torch.amp.GradScaler("cpu", enabled=False)
+
+    stack.enter_context(mock.patch.object(Accelerator, "__init__", init))
 
 
 def _both(first: Any, second: Any) -> Any:
