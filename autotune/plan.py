@@ -22,7 +22,7 @@ from autotune.virtual.cards import full_name
 
 PREDICTED_STEPS = 2
 MEASURED_FIRST_WORST = 2
-PREDICTED_FIRST_WORST = 1
+PREDICTED_FIRST_WORST = 0
 MEASURED_ROWS = 8
 PREDICTED_ROWS = 4
 """Rows per step: what a virtual probe spends on them buys less than another candidate does."""
@@ -158,7 +158,7 @@ class Plan:
         """Return the steps at the start that end with the largest batch.
 
         Predicted, the largest batch before the optimizer states exist tells nothing that the one
-        at the end, when they do, does not tell better.
+        at the end, when they do and memory is fragmented, does not tell better.
         """
         return PREDICTED_FIRST_WORST if self.context.device.is_virtual else MEASURED_FIRST_WORST
 

@@ -75,7 +75,7 @@ def _copy_storages() -> None:
 _SETUP = "_setup_privateuseone_for_python_backend"
 
 
-class Stream(torch.Stream):
+class Stream(torch.Stream):  # type: ignore[misc]
     """A stream of the device; work is done when the call returns."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Stream:

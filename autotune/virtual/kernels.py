@@ -7,7 +7,6 @@ meta kernels, once per distinct call; then the plan is reused.
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -17,6 +16,7 @@ import torch
 
 from autotune.virtual import values
 from autotune.virtual.plans import Plan, argument, call_key, make_plan, tensors_in, typed
+from autotune.virtual.session import Session
 from autotune.virtual.state import current
 
 aten = torch.ops.aten
@@ -53,7 +53,7 @@ def generic(op: Any, *args: Any, **kwargs: Any) -> Any:
         if known is not None:
             return known
     results = [
-        _output(item, plan.name)
+        _output(item, plan.name, session)
         if item.__class__ is tuple
         else argument(args, kwargs, item)
         if item.__class__ is int
@@ -71,36 +71,32 @@ _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _set = aten.set_.source_Storage_storage_offset.redispatch
 _storage = torch._C._construct_storage_from_data_pointer
 _FIRST_ADDRESS = 1 << 46
-_next_address = itertools.count(_FIRST_ADDRESS, 1 << 12)
+_PAGE = 1 << 12
+_address = [_FIRST_ADDRESS]
 _place: list[torch.device] = []
 
 
-def _output(item: tuple[Any, ...], name: str, *, counted: bool = True) -> torch.Tensor:
+def _output(item: tuple[Any, ...], name: str, session: Session | None) -> torch.Tensor:
     shape, strides, dtype, nbytes = item
-    # An address of its own, of which nothing is ever read: libraries tell storages apart by it.
-    storage = _storage(next(_next_address), _device(), nbytes)
+    # Addresses of its own, of which nothing is ever read: libraries tell storages apart by them.
+    address = _address[0]
+    _address[0] = address + nbytes + _PAGE - nbytes % _PAGE
+    storage = _storage(address, _place[0], nbytes)
     tensor: torch.Tensor = _new((0,), dtype)
     _set(_CPU, tensor, storage, 0, shape, strides)
-    session = current()
-    if counted and session is not None and nbytes:
+    if session is not None and nbytes:
         session.trace.allocate(storage, nbytes, name)
     return tensor
 
 
-def _device() -> torch.device:
-    if not _place:
-        _place.append(torch.device(torch._C._get_privateuse1_backend_name(), 0))
-    return _place[0]
-
-
 def new(shape: tuple[int, ...], dtype: torch.dtype, name: str) -> torch.Tensor:
     """Return a new contiguous tensor of the device."""
-    return _output(_contiguous(shape, dtype), name)
+    return _output(_contiguous(shape, dtype), name, current())
 
 
 def uncounted(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a new tensor that takes no memory of the device."""
-    return _output(_contiguous(shape, dtype), "", counted=False)
+    return _output(_contiguous(shape, dtype), "", None)
 
 
 def _contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
@@ -163,7 +159,7 @@ def _with_values(op: Any, plan: Plan, args: Any, kwargs: Mapping[str, Any]) -> A
         if item.__class__ is int:
             results.append(argument(args, kwargs, item))
             continue
-        result = _output(item, plan.name)
+        result = _output(item, plan.name, current())
         values.know(result, host)
         results.append(result)
     return results[0] if plan.single else tuple(results)
@@ -182,6 +178,7 @@ VIEWS = ("view", "as_strided", "_reshape_alias", "unfold", "view_as_real", "view
 
 def register(library: Any, special: Mapping[str, Callable[..., Any]]) -> None:
     """Register every operator of PyTorch's CPU for the device, and ``special`` ones on top."""
+    _place[:] = [torch.device(torch._C._get_privateuse1_backend_name(), 0)]
     names = torch._C._dispatch_get_registrations_for_dispatch_key("CPU")
     for qualified in sorted({*names, *_FUSED}):
         if not qualified.startswith("aten::"):

@@ -134,7 +134,9 @@ class Trace:
                 self.peak_bytes = self.allocated_bytes
             key = storage._cdata
             self._numbers[key] = number
-            self._alive[key] = weakref.ref(storage, _Freed(self, key, number))
+            alive = _Alive(storage, self._freed)
+            alive.key, alive.number = key, number
+            self._alive[key] = alive
             return number
 
     def reserve(self, nbytes: int, op: str, kind: str = "workspaces") -> None:
@@ -174,6 +176,9 @@ class Trace:
             entry.freed_phase = self.phase()
             self.events.append((FREE, found))
             self.allocated_bytes -= rounded(entry.nbytes)
+
+    def _freed(self, alive: _Alive) -> None:
+        self._end(alive.key, alive.number)
 
     def end(self, tensor: torch.Tensor) -> None:
         """Count the storage behind ``tensor`` as freed, though the tensor lives on in another."""
@@ -230,16 +235,12 @@ class Trace:
         return "temporaries"
 
 
-class _Freed:
-    """Tells the trace that a storage is gone; a class, since a closure costs more per storage."""
+class _Alive(weakref.ref[Any]):
+    """A reference that knows its storage's number; there are as many as operators."""
 
-    __slots__ = ("key", "number", "trace")
-
-    def __init__(self, trace: Trace, key: int, number: int) -> None:
-        self.trace, self.key, self.number = trace, key, number
-
-    def __call__(self, _: object) -> None:
-        self.trace._end(self.key, self.number)
+    __slots__ = ("key", "number")
+    key: int
+    number: int
 
 
 class _HostFreed:
