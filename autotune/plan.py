@@ -24,7 +24,7 @@ PREDICTED_STEPS = 2
 MEASURED_FIRST_WORST = 2
 PREDICTED_FIRST_WORST = 0
 MEASURED_ROWS = 8
-PREDICTED_ROWS = 4
+PREDICTED_ROWS = 2
 """Rows per step: what a virtual probe spends on them buys less than another candidate does."""
 
 PREPARE_TIMEOUT_S = 6 * 3600.0

@@ -11,7 +11,7 @@ from autotune.virtual.kernels import generic, new
 from autotune.virtual.state import current
 
 aten = torch.ops.aten
-_SMALL_BYTES = 1 << 20
+_SMALL_BYTES = 1 << 12
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
