@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -42,6 +43,8 @@ _INTEGERS = (
 )
 _MAY_BE_ZERO = ("context_bytes", "l2_bytes", "cublas_workspace_bytes")
 _FLOATS = ("bandwidth_bytes_per_s", "link_bytes_per_s")
+_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
+_CAPABILITY = re.compile(r"([0-9]+)\.([0-9]+)|gfx([0-9]+)([0-9])[0-9a-f]", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +90,12 @@ class Card:
     @property
     def capability(self) -> tuple[int, int]:
         """Return the CUDA capability; what PyTorch on ROCm reports for AMD's cards."""
-        major, _, minor = self.compute_capability.partition(".")
-        if major.isdigit() and minor.isdigit():
-            return int(major), int(minor)
         # ROCm builds report gfx90a and gfx942 as (9, 0) and (9, 4).
-        digits = self.compute_capability.removeprefix("gfx")
-        return int(digits[0]), int(digits[1]) if digits[1].isdigit() else 0
+        found = _CAPABILITY.fullmatch(self.compute_capability)
+        if found is None:
+            raise ValueError(f"no compute capability: {self.compute_capability!r}")
+        major, minor = (part for part in found.groups() if part is not None)
+        return int(major), int(minor)
 
     @property
     def supports_bf16(self) -> bool:
@@ -115,7 +118,7 @@ def _card(identity: str, entry: Mapping[str, Any], where: str) -> Card:
     known = set(Card.__dataclass_fields__) - {"id"}
     for key in entry:
         if key not in known:
-            raise UnknownNameError("card field", key, known, where=f" in {where}")
+            raise UnknownNameError("card field", key, known, where=where)
     missing = sorted(known - {"aliases", "sources"} - set(entry))
     if missing:
         raise UsageError(
@@ -123,33 +126,60 @@ def _card(identity: str, entry: Mapping[str, Any], where: str) -> Card:
             hint="Give every field; `autotune gpus CARD` shows those of a known one.",
         )
     for key in _TEXTS:
-        if not isinstance(entry[key], str):
+        if not isinstance(entry[key], str) or not entry[key].strip():
             raise UsageError(f"{key} of the card {identity!r} in {where} must be text.")
     for key in (*_INTEGERS, *_FLOATS):
         value = entry[key]
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number or value < (0 if key in _MAY_BE_ZERO else 1):
+        if not _is_number(value) or value < (0 if key in _MAY_BE_ZERO else 1):
             raise UsageError(
                 f"{key} of the card {identity!r} in {where} is {value!r}, not a positive number."
             )
     tflops = entry["tflops"]
     if not isinstance(tflops, Mapping) or not all(
-        isinstance(rate, (int, float)) and rate > 0 for rate in tflops.values()
+        _is_number(rate) and rate > 0 for rate in tflops.values()
     ):
         raise UsageError(f"tflops of the card {identity!r} in {where} must map dtypes to numbers.")
-    values = {**entry, "aliases": tuple(entry.get("aliases", ()))}
+    for dtype in tflops:
+        if dtype not in _DTYPES:
+            raise UnknownNameError("dtype", dtype, _DTYPES, where=f"tflops in {where}")
+    if "fp32" not in tflops:
+        raise UsageError(f"tflops of the card {identity!r} in {where} lacks fp32.")
+    aliases, sources = entry.get("aliases", []), entry.get("sources", {})
+    if not isinstance(aliases, (list, tuple)) or not all(
+        isinstance(item, str) for item in aliases
+    ):
+        raise UsageError(f"aliases of the card {identity!r} in {where} must be a list of names.")
+    if not all(isinstance(text, str) for text in sources.values()):
+        raise UsageError(f"sources of the card {identity!r} in {where} must map names to texts.")
+    values = {**entry, "aliases": tuple(aliases)}
     values.update({key: int(entry[key]) for key in _INTEGERS})
     values.update({key: float(entry[key]) for key in _FLOATS})
     card = Card(id=identity, **values)
     try:
         card.capability  # noqa: B018  looked at to see if it can be read
-    except (AttributeError, IndexError, ValueError) as error:
+    except ValueError as error:
         raise UsageError(
             f"compute_capability of the card {identity!r} in {where} is"
             f" {card.compute_capability!r}.",
             hint='Write it as "8.9", or for AMD as "gfx942".',
         ) from error
+    _check_room(card, f" in {where}")
     return card
+
+
+def _is_number(value: object) -> bool:
+    # Neither infinite, nor more than PyTorch could count.
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1 << 63
+
+
+def _check_room(card: Card, where: str = "") -> None:
+    """Refuse a card whose memory the context takes alone."""
+    if card.memory_bytes <= card.context_bytes:
+        raise UsageError(
+            f"the card {card.id!r}{where} has {card.memory_bytes:,} bytes of memory, and the"
+            f" context takes {card.context_bytes:,} of them.",
+            hint="Give it more, or a card's file with another context_bytes.",
+        )
 
 
 def find(name: str) -> Card:
@@ -163,24 +193,51 @@ def find(name: str) -> Card:
         UsageError: If the file or the size is wrong.
         PrerequisiteError: If there is no such file.
     """
-    wanted = name.strip().lower()
     if name.endswith(".toml"):
-        return _from_file(Path(name).expanduser())
+        return _from_file(_path(name))
     cards = catalogue()
-    if wanted in cards:
-        return cards[wanted]
-    for card in cards.values():
-        if wanted in card.aliases or wanted == card.name.lower():
-            return card
-    if wanted[:1].isdigit():
+    if card := _by_name().get(_compact(name)):
+        return card
+    if name.strip()[:1].isdigit():
         try:
             size = parse_bytes(name)
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
         else:
-            return _of_size(size, name)
+            return _of_size(size, name.strip())
     names = [*cards, *(alias for card in cards.values() for alias in card.aliases)]
     raise UnknownNameError("card", name, names)
+
+
+def _compact(name: str) -> str:
+    """Return a name such that ``RTX 4090``, ``rtx_4090`` and ``rtx4090`` are ``rtx-4090``."""
+    return re.sub(r"[\s_-]+", "", name.lower())
+
+
+@cache
+def _by_name() -> dict[str, Card]:
+    """Return the cards by every name that they have, ids before aliases."""
+    cards = catalogue().values()
+    return {
+        _compact(name): card
+        for names in (
+            [(alias, card) for card in cards for alias in (card.name, *card.aliases)],
+            [(card.id, card) for card in cards],
+        )
+        for name, card in names
+    }
+
+
+def _path(name: str) -> Path:
+    """Return the path that ``name`` means.
+
+    Raises:
+        UsageError: If there is no such user or folder.
+    """
+    try:
+        return Path(name).expanduser().absolute()
+    except (OSError, RuntimeError) as error:
+        raise UsageError(f"the card file {name!r} cannot be read: {error}") from error
 
 
 def _of_size(size: int, name: str) -> Card:
@@ -195,7 +252,9 @@ def _of_size(size: int, name: str) -> Card:
         sources={key: f"taken from {base.id}: {text}" for key, text in base.sources.items()}
         | dict.fromkeys(("memory", "driver_memory"), "the size that was asked for"),
     )
-    return Card(**values)
+    card = Card(**values)
+    _check_room(card)
+    return card
 
 
 def _from_file(path: Path) -> Card:
@@ -206,14 +265,15 @@ def _from_file(path: Path) -> Card:
         raise PrerequisiteError(
             f"there is no card file {str(path)!r}.", hint="`autotune gpus` lists known cards."
         ) from error
-    except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"the card file {str(path)!r} cannot be read: {error}") from error
     base = entry.pop("base", None)
     inherited: dict[str, Any] = {}
     sources: dict[str, str] = {}
     if base is not None:
-        table, card = _table(), find(str(base))
-        if card is not catalogue().get(card.id):
+        is_name = isinstance(base, str) and not base.endswith(".toml")
+        table, card = _table(), find(base) if is_name else None
+        if card is None or card is not catalogue().get(card.id):
             raise UsageError(
                 f"the base {base!r} of the card file {str(path)!r} is not in the catalogue.",
                 hint="`autotune gpus` lists the cards that can be a base.",
@@ -237,7 +297,7 @@ def full_name(device: str) -> str:
     kind, _, card = device.partition(":")
     if kind != "virtual" or not card.endswith(".toml"):
         return device
-    return f"{kind}:{Path(card).expanduser().absolute()}"
+    return f"{kind}:{_path(card)}"
 
 
 def device_info(card: Card, device: str) -> DeviceInfo:
