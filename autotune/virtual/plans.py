@@ -190,6 +190,10 @@ _PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 """Operators that multiply (..., M, K) by (..., K, N), and the position of the first factor."""
 
 
+_LENGTH_FIRST = frozenset({"aten::_flash_attention_forward", "aten::_flash_attention_backward"})
+"""Operators that take (B, L, H, D), for which PyTorch's formulas expect (B, H, L, D)."""
+
+
 def _tiling(name: str, args: list[Any]) -> float:
     """Return how much more than the useful products a matrix product's tiles compute.
 
@@ -208,9 +212,11 @@ def _flops(op: Any, args: list[Any], kwargs: Mapping[str, Any], found: Any) -> f
     formula = flop_registry.get(op._overloadpacket)
     if formula is None:
         return 0.0
-    count = float(formula(*args, **kwargs, out_val=found))
     names = [argument.name for argument in op._schema.arguments]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
+    if op._schema.name in _LENGTH_FIRST and given["cum_seq_q"] is None:
+        args = [a.transpose(1, 2) if isinstance(a, _Tensor) and a.dim() == 4 else a for a in args]
+    count = float(formula(*args, **kwargs, out_val=found))
     # The formulas count the whole square; causal kernels skip the half that is masked.
     return count / 2 if given.get("is_causal") is True else count
 
