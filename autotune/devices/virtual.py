@@ -44,6 +44,7 @@ class VirtualDevice:
             self._session.trace,
             settings=_allocator_settings(),
             limit_bytes=self.card.memory_bytes - self.card.context_bytes,
+            total_bytes=self.card.memory_bytes,
         )
 
     def describe(self) -> DeviceInfo:

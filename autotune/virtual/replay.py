@@ -14,16 +14,30 @@ class Replay:
         trace: The events.
         settings: As in ``PYTORCH_ALLOC_CONF``; empty for the defaults.
         limit_bytes: What the allocator may reserve at most; None for no limit.
+        total_bytes: The card's memory, which a share in the settings is one of.
 
     Raises:
         UsageError: If a setting is unknown or wrong.
     """
 
-    def __init__(self, trace: Trace, *, settings: str = "", limit_bytes: int | None) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        *,
+        settings: str = "",
+        limit_bytes: int | None,
+        total_bytes: int | None = None,
+    ) -> None:
         self._trace = trace
         self._settings = AllocatorSettings.parse(settings)
-        self._allocator = CachingAllocator(self._settings, limit_bytes)
+        share = self._settings.per_process_memory_fraction
+        self._allowed = None if total_bytes is None or share == 1.0 else int(total_bytes * share)
+        self._allocator = self._make(limit_bytes)
         self._next = 0
+
+    def _make(self, limit_bytes: int | None) -> CachingAllocator:
+        allowed = None if limit_bytes is None else self._allowed
+        return CachingAllocator(self._settings, limit_bytes, allowed_bytes=allowed)
 
     @property
     def has_begun(self) -> bool:
@@ -38,7 +52,7 @@ class Replay:
         """
         if self.has_begun:
             raise ValueError("the limit must be set before anything is allocated")
-        self._allocator = CachingAllocator(self._settings, limit_bytes)
+        self._allocator = self._make(limit_bytes)
 
     def advance(self) -> None:
         """Replay the events that have come since the last call.
