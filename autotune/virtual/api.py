@@ -54,4 +54,3 @@ def accelerator(card: str | Card) -> Iterator[Trace]:
         session.trace.close()
         state.activate(None)
         values.clear()
-

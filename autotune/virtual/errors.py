@@ -19,3 +19,10 @@ class NotVirtual(NotImplementedError):  # noqa: N818 - it says what is the case,
     def __reduce__(self) -> tuple[type[NotVirtual], tuple[str, str]]:
         # Exceptions are rebuilt from their arguments, of which the base class keeps the message.
         return type(self), (self.what, self.reason)
+
+
+class NotOnCard(ImportError, ValueError):
+    """A package has no code for the card: what importing it there says, and the candidate's fault.
+
+    Libraries expect an ``ImportError``; a ``ValueError`` is how this package refuses a candidate.
+    """

@@ -15,6 +15,7 @@ import torch
 
 from autotune.virtual import values
 from autotune.virtual.attention import FLASH_CAPABILITY
+from autotune.virtual.errors import NotOnCard
 from autotune.virtual.session import Session
 from autotune.virtual.state import current
 
@@ -90,11 +91,11 @@ def install(stack: contextlib.ExitStack, session: Session) -> None:
         capability = session.capability
         shown = ".".join(str(part) for part in capability)
         if capability < FLASH_CAPABILITY:
-            raise ImportError(
+            raise NotOnCard(
                 f"FlashAttention needs compute capability 8.0, and {session.name} has {shown}"
             )
         if flash_attn_version == 3 and capability[0] != _HOPPER:
-            raise ImportError(
+            raise NotOnCard(
                 f"FlashAttention 3 is built for compute capability 9.0; {session.name} has {shown}"
             )
 

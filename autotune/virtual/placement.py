@@ -158,12 +158,16 @@ def _patch_transformers(stack: contextlib.ExitStack, session: Session) -> None:
     import transformers.modeling_utils as loading
     import transformers.training_args as arguments
 
-    # TrainingArguments refuses bf16 unless a device type it knows by name supports it.
-    stack.enter_context(
-        mock.patch.object(
-            arguments, "is_torch_bf16_gpu_available", return_value=session.supports_bf16
-        )
-    )
+    # TrainingArguments, asked for bf16, refuses it unless a device type it knows by name has it,
+    # and does not say which it asked.
+    def has_bf16() -> bool:
+        if not session.supports_bf16:
+            raise ValueError(
+                f"{session.name} does not support bfloat16: set bf16: false, and fp16: true"
+            )
+        return True
+
+    stack.enter_context(mock.patch.object(arguments, "is_torch_bf16_gpu_available", has_bf16))
     # The loader takes all of a model's bytes in one block first, on CUDA and XPU only; which
     # segments the weights lie in afterwards depends on it.
     original = loading.caching_allocator_warmup
