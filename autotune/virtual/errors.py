@@ -21,7 +21,7 @@ class NotVirtual(NotImplementedError):  # noqa: N818 - it says what is the case,
         return type(self), (self.what, self.reason)
 
 
-class NotOnCard(ImportError, ValueError):
+class NotOnCard(ImportError, ValueError):  # noqa: N818 - as above
     """A package has no code for the card: what importing it there says, and the candidate's fault.
 
     Libraries expect an ``ImportError``; a ``ValueError`` is how this package refuses a candidate.

@@ -20,8 +20,8 @@ MATRIX_EFFICIENCY = 0.75
 Background User's Guide")."""
 
 ATTENTION_EFFICIENCY = 0.6
-"""The same for FlashAttention-2, forward and backward (arXiv:2307.08691, figures 4 to 6: 50 to 73 %
-of the A100's peak)."""
+"""The same for FlashAttention-2, forward and backward (arXiv:2307.08691, figures 4 to 6: 50 to
+73 % of the A100's peak)."""
 
 BANDWIDTH_EFFICIENCY = 0.85
 """Share of the memory's theoretical bandwidth that elementwise kernels reach (BabelStream on A100:

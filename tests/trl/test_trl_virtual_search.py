@@ -1,0 +1,176 @@
+"""Whole searches on cards that are not there, with the real trainer, and what cards refuse."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import PreTrainedModel
+from trl_kit import plan_of, probe
+
+from autotune.errors import UsageError
+from autotune.estimate import Estimator
+from autotune.executors.subprocess import SubprocessExecutor
+from autotune.probe import trl_file
+from autotune.probe.result import Outcome
+from autotune.report.terminal import render_text
+from autotune.tuner import Budget, Listener, Silent, Tuner
+from autotune.virtual import cards, flash
+from autotune.virtual.api import session_for
+
+pytestmark = pytest.mark.trl
+
+CARD = "virtual:rtx-4090"
+
+
+@pytest.fixture(scope="module")
+def virtual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SubprocessExecutor]:
+    """Return an executor whose one slot takes any virtual card."""
+    executor = SubprocessExecutor(("virtual",), log_folder=tmp_path_factory.mktemp("logs"))
+    yield executor
+    executor.shutdown()
+
+
+class Watch(Silent):
+    """Keeps what a search says."""
+
+    def __init__(self) -> None:
+        self.confirmed: list[int] = []
+
+    def on_confirm(self, numbers: Any) -> None:
+        self.confirmed.extend(numbers)
+
+
+def test_a_search_on_a_virtual_card_is_predicted_throughout(
+    virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
+) -> None:
+    watch = Watch()
+    listener: Listener = watch
+    tuner = Tuner(
+        made["model"],
+        made["dataset"],
+        device=CARD,
+        space="quick",
+        executor=virtual,
+        run_dir=tmp_path / "run",
+        listener=listener,
+    )
+    report = tuner.search(Budget(4))
+    assert len(report.trials) == 4
+    assert report.finished
+    assert report.is_predicted
+    card = cards.find("rtx-4090")
+    for trial in report.trials:
+        assert trial.outcome is Outcome.OK, trial.results[-1].detail
+        assert trial.source == "predicted"
+        assert len(trial.results) == 1
+        measurement = trial.measurement
+        assert measurement is not None
+        assert measurement.source == "predicted"
+        assert card.context_bytes < measurement.peak_bytes < report.budget_bytes
+        assert measurement.makeup["peak_bytes"] == sum(measurement.makeup["at_peak"].values())
+    assert watch.confirmed == []
+    assert not any("single probe" in warning for warning in report.warnings)
+    text = render_text(report, verbose=True)
+    assert "NVIDIA GeForce RTX 4090 (virtual)" in text
+    assert "All figures are predicted, none is measured" in " ".join(text.split())
+
+
+def test_predictions_do_not_depend_on_what_ran_before(
+    virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
+) -> None:
+    plan = plan_of(virtual, tmp_path / "plan", made["model"], made["dataset"], device=CARD)
+    candidates = []
+    for seed in range(3):
+        choose = random.Random(seed)
+        drawn = plan.space.draw(lambda name, values, ordered, by=choose: by.choice(list(values)))
+        candidates.append(drawn)
+    order = [*range(3), *range(3)]
+    random.Random(5).shuffle(order)
+    found: dict[int, list[Any]] = {}
+    for place, number in enumerate(order):
+        folder = tmp_path / f"probe-{place}"
+        result = probe(virtual, plan, folder, candidates[number], device=CARD)
+        assert result.outcome is Outcome.OK, result.detail
+        measurement = result.measurement
+        assert measurement is not None
+        found.setdefault(number, []).append(
+            (
+                measurement.phases,
+                measurement.steps,
+                measurement.worst_batch,
+                measurement.makeup,
+                measurement.num_alloc_retries,
+            )
+        )
+    for first, second in found.values():
+        assert first == second
+
+
+# --- what a card has not ------------------------------------------------------------------------
+
+
+def refused(
+    virtual: SubprocessExecutor, path: Path, card: str, model: str, **keys: Any
+) -> UsageError:
+    path.write_text(yaml.safe_dump({"model_name_or_path": model, **keys}))
+    estimator = Estimator(trl_file.read(path), [card], executor=virtual, assume_length=64)
+    with pytest.raises(UsageError) as caught:
+        estimator.run()
+    return caught.value
+
+
+def test_bfloat16_is_refused_where_the_card_has_none(
+    virtual: SubprocessExecutor, model: str, tmp_path: Path
+) -> None:
+    # TRL's own default is bfloat16, too.
+    for name, keys in (("asked", {"bf16": True}), ("default", {})):
+        error = refused(virtual, tmp_path / f"{name}.yaml", "t4", model, **keys)
+        assert "unsupported" in error.message
+        assert "Tesla T4 does not support bfloat16" in error.message
+
+
+def test_float16_is_predicted_there(
+    virtual: SubprocessExecutor, model: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "fp16.yaml"
+    path.write_text(yaml.safe_dump({"model_name_or_path": model, "bf16": False, "fp16": True}))
+    found = Estimator(trl_file.read(path), ["t4"], executor=virtual, assume_length=64).run()
+    assert found.cards[0].fits
+
+
+def test_flash_attention_is_refused_where_the_card_has_none(
+    virtual: SubprocessExecutor, model: str, tmp_path: Path
+) -> None:
+    keys = {"attn_implementation": "flash_attention_2", "bf16": False, "fp16": True}
+    error = refused(virtual, tmp_path / "flash.yaml", "t4", model, **keys)
+    assert "needs compute capability 8.0, and Tesla T4 has 7.5" in error.message
+
+
+@pytest.mark.parametrize(
+    ("card", "version", "message"),
+    [
+        ("t4", 2, "needs compute capability 8.0, and Tesla T4 has 7.5"),
+        ("v100", 2, "needs compute capability 8.0, and Tesla V100-SXM2-16GB has 7.0"),
+        ("4090", 2, None),
+        ("4090", 3, "3 is built for compute capability 9.0; NVIDIA GeForce RTX 4090 has 8.9"),
+        ("b200", 3, "3 is built for compute capability 9.0; NVIDIA B200 has 10.0"),
+        ("h100", 3, None),
+        ("h100", 2, None),
+    ],
+)
+def test_the_check_names_card_and_capability(card: str, version: int, message: str | None) -> None:
+    usual = PreTrainedModel._flash_attn_import_error
+    with contextlib.ExitStack() as stack:
+        flash.install(stack, session_for(cards.find(card)))
+        if message is None:
+            PreTrainedModel._flash_attn_import_error(None, flash_attn_version=version)
+        else:
+            with pytest.raises(ImportError, match=message):
+                PreTrainedModel._flash_attn_import_error(None, flash_attn_version=version)
+    assert PreTrainedModel._flash_attn_import_error is usual
