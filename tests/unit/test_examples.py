@@ -209,7 +209,8 @@ def test_the_readmes_script_makes_a_tuner(monkeypatch: pytest.MonkeyPatch) -> No
     def stop(tuner: Tuner, budget: object) -> None:
         raise _StoppedError
 
-    (text,) = [text for language, text in fences(README.read_text()) if language == "python"]
+    scripts = [text for language, text in fences(README.read_text()) if language == "python"]
+    (text,) = [text for text in scripts if "Tuner" in text]
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr(Tuner, "search", stop)
     with pytest.raises(_StoppedError):
@@ -232,3 +233,13 @@ def test_the_script_runs(tmp_path: Path) -> None:
     assert (tmp_path / "made" / "best.yaml").read_text().startswith("# Written by autotune")
     (run,) = (tmp_path / "runs").iterdir()
     assert (run / "report.json").exists()
+
+
+def test_the_readmes_virtual_accelerator_counts_bytes() -> None:
+    scripts = [text for language, text in fences(README.read_text()) if language == "python"]
+    (text,) = [text for text in scripts if "virtual.accelerator" in text]
+    found: dict[str, Any] = {}
+    exec(text, found)
+    weights = (4096 * 4096 + 4096) * 4
+    # Weights, gradients, two moments, and the square root that a foreach step makes of one.
+    assert 5 * weights < found["trace"].peak_bytes < 6 * weights
