@@ -6,6 +6,7 @@ the edges, and only here.
 
 from __future__ import annotations
 
+import math
 import re
 
 KIB = 1024
@@ -54,6 +55,10 @@ def _parse(text: str, units: dict[str, float] | dict[str, int], what: str, examp
     if match is None or match.group(2).lower() not in units:
         raise ValueError(f"{text!r} is not a {what}; write it like {example}")
     value = float(match.group(1)) * units[match.group(2).lower()]
+    if not math.isfinite(value):
+        raise ValueError(
+            f"the {what} {text[:20]!r}... is beyond all measure; write it like {example}"
+        )
     if value <= 0 or (what == "size" and round(value) == 0):
         raise ValueError(f"a {what} must be greater than zero, not {text!r}")
     return value

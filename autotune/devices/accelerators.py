@@ -73,11 +73,17 @@ class AcceleratorDevice(Measured):
             label=str(properties.name),
             total_bytes=total,
             free_bytes=free,
-            supports_bf16=bool(self._module.is_bf16_supported()),
+            supports_bf16=self._has_bf16(),
             capability=capability,
             driver=_driver(self._index) if self.kind == "cuda" else None,
             num_devices=self._module.device_count(),
         )
+
+    def _has_bf16(self) -> bool:
+        if self.kind == "cuda":
+            # Emulated, it works but takes float32's time: no reason to choose it over float16.
+            return bool(self._module.is_bf16_supported(including_emulation=False))
+        return bool(self._module.is_bf16_supported())
 
     def limit_memory(self, budget_bytes: int) -> None:
         """Cap the caching allocator at the budget less what the context takes."""

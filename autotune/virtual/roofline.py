@@ -39,8 +39,6 @@ _NAMES = {
     torch.bfloat16: "bf16",
     torch.int8: "int8",
 }
-RATE_UNCERTAINTY = 0.3
-"""Stated relative uncertainty of a predicted rate, half the width of an interval."""
 
 
 class Roofline:

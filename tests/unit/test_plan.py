@@ -37,7 +37,8 @@ def test_a_user_s_own_malloc_settings_are_left_alone(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("device", "expected"), [("cpu", {**host.MALLOC_ENV, **host.ONEDNN_ENV}), ("cuda:0", {}), ("mps", {})]
+    ("device", "expected"),
+    [("cpu", {**host.MALLOC_ENV, **host.ONEDNN_ENV}), ("cuda:0", {}), ("mps", {})],
 )
 def test_only_the_cpu_needs_an_environment(device: str, expected: dict[str, str]) -> None:
     assert host.process_env(device) == expected

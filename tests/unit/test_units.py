@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from autotune import units
@@ -117,3 +119,9 @@ def test_no_duration_is_shown_as_sixty_of_a_unit(value: float) -> None:
 )
 def test_rates_are_shown(value: float | None, shown: str) -> None:
     assert units.format_rate(value) == shown
+
+
+@pytest.mark.parametrize("parse", [units.parse_bytes, units.parse_duration_s])
+def test_a_number_beyond_all_measure_is_refused(parse: Any) -> None:
+    with pytest.raises(ValueError, match="beyond all measure"):
+        parse("9" * 400)

@@ -130,9 +130,7 @@ def test_too_few_rows_are_refused() -> None:
 def test_few_micro_batches_stand_for_many(
     exported: int, batch_size: int, packed: bool, probed: int
 ) -> None:
-    found = probe_accumulation(
-        exported, batch_size=batch_size, packed=packed, rows_per_step=8
-    )
+    found = probe_accumulation(exported, batch_size=batch_size, packed=packed, rows_per_step=8)
     assert found == probed
 
 
