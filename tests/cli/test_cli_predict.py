@@ -179,7 +179,7 @@ def test_one_configuration_is_predicted(machine: dict[str, Any], cli: Callable[.
     assert done.out.startswith("Predicted, not measured: good.yaml (trl sft) on NVIDIA GeForce")
     for text in (
         "FITS",
-        "less 3%",
+        "less 5%",
         "allocated",
         "fragmentation",
         "tokens/s predicted, ±25%",
@@ -207,7 +207,7 @@ def test_json_says_that_it_is_predicted(machine: dict[str, Any], cli: Callable[.
     done = cli("estimate", "good.yaml", "--device", CARD, "--json")
     assert done.code == 0
     assert done.json["source"] == "predicted"
-    assert done.json["errors"] == {"allocated": 0.01, "memory_margin": 0.03, "rate": 0.25}
+    assert done.json["errors"] == {"allocated": 0.01, "memory_margin": 0.05, "rate": 0.25}
     (card,) = done.json["cards"]
     assert card["fits"] is True
     assert card["budget_bytes"] == round(0.97 * card["memory_bytes"])
@@ -398,7 +398,7 @@ def test_no_prediction_at_all(
 def test_a_predicted_search_says_so_everywhere(found: Path, cli: Callable[..., Done]) -> None:
     done = cli("report", found)
     assert done.code == 0
-    for text in ("none is measured", "within about 1%", "margin of 3%", "±25%", "--device cuda"):
+    for text in ("none is measured", "within about 1%", "margin of 5%", "±25%", "--device cuda"):
         assert text in " ".join(done.out.split())
     assert "as predicted" in done.out
     assert "[balanced]\nPredicted peak in forward" in done.out

@@ -50,7 +50,7 @@ def test_the_default_budget_leaves_the_margin_of_a_prediction(card: str, tmp_pat
     plan = plan_for(tmp_path, card)
     total = plan.context.device.total_bytes
     assert plan.budget_bytes == round(total * (1 - MEMORY_MARGIN))
-    assert plan.budget_source == f"the memory of {plan.context.device.label}, less 3%"
+    assert plan.budget_source == f"the memory of {plan.context.device.label}, less 5%"
     assert not plan.enforced
 
 
