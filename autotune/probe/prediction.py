@@ -11,9 +11,11 @@ ALLOCATED_ERROR = 0.01
 
 MEMORY_MARGIN = 0.05
 """Share of a card's memory that the default budget leaves alone: for what a prediction of the
-reserved memory and of the context may be wrong by. What is reserved depends on the order of the
-batches: over 20 configurations the short schedule of a prediction and that of a whole probe differed
-by up to 5 % of it (benchmarks/gpu/predicted_vs_measured.py with --measure-on virtual:CARD)."""
+reserved memory and of the context may be wrong by.
+
+What is reserved depends on the order of the batches. Over 20 configurations it differed by up to
+5 % between the short schedule of a prediction and that of a whole probe
+(benchmarks/gpu/predicted_vs_measured.py with --measure-on virtual:CARD)."""
 
 RATE_ERROR = 0.25
 """What a predicted rate may be off by: kernels reach unequal shares of a card's peak."""
