@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO
 
@@ -23,7 +24,7 @@ class ReaderGoneError(Exception):
     """Whoever read standard output went away, as ``head`` does."""
 
 
-class _Stream:
+class _Stream(ABC):
     """A text stream whose failures are known from those of other files."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -60,9 +61,9 @@ class _Stream:
             # Again at every use: typer tries the stream out first, and swallows what that raises.
             self.failed(self._error)
 
+    @abstractmethod
     def failed(self, error: OSError) -> None:
         """Do what a failure means for this stream."""
-        raise NotImplementedError
 
 
 class _Output(_Stream):

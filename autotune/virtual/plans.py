@@ -184,7 +184,7 @@ def _describe(schema: Any, results: list[Any], returns: list[Any]) -> list[Any]:
 
 TILE = 64
 """Rows and columns of the smallest output tile that cuBLAS' large kernels compute. Source: NVIDIA,
-"Matrix Multiplication Background User's Guide", section on tile quantization."""
+"Matrix Multiplication Background User's Guide", on tile quantization, from general knowledge."""
 
 _PRODUCTS = {"mm": 0, "bmm": 0, "addmm": 1, "baddbmm": 1}
 """Operators that multiply (..., M, K) by (..., K, N), and the position of the first factor."""

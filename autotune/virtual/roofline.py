@@ -1,8 +1,11 @@
 """How long an operator takes on a card: the slower of its arithmetic and its memory traffic.
 
-A roofline (Williams et al., 2009) with three stated efficiencies. It ranks candidates; it does not
+A roofline (Williams et al., 2009) with stated efficiencies. It ranks candidates; it does not
 replace a measurement. What it leaves out: the host's Python overhead beyond the launch, overlap of
-copies with work, tiling effects of small matrices beyond wave quantisation.
+copies with work, and waves of tiles that do not fill the card.
+
+The efficiencies are round figures from general knowledge of the works they name, which were not
+read again for them. They were set before predictions were compared with measured rates.
 """
 
 from __future__ import annotations

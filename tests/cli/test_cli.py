@@ -12,12 +12,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from cli_kit import Done, clean_process
 
 from autotune import doctor, tuner, verify
 from autotune.cli import trl_keys
@@ -38,30 +38,11 @@ COMMANDS = (
 SEARCH = ("search", "some/model", "some/rows", "--space", "quick")
 
 
-@dataclass
-class Done:
-    """What a command left."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Work in an empty folder, and put the signal handlers back."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(sys, "argv", ["autotune"])
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
+    with clean_process(monkeypatch, tmp_path):
+        yield
 
 
 @pytest.fixture

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from cli_kit import Done, clean_process
 
 from autotune import doctor, estimate, tuner, verify
 from autotune.cli.main import main
@@ -32,31 +29,12 @@ CARD = "virtual:rtx-4090"
 CONFIG = "model_name_or_path: some/model\ndataset_name: some/rows\n"
 
 
-@dataclass
-class Done:
-    """What a command left."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        return json.loads(self.out)
-
-
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     """Work in a folder with one configuration, and put the signal handlers back."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    monkeypatch.setattr(sys, "argv", ["autotune"])
-    Path("good.yaml").write_text(CONFIG)
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.getsignal(number) for number in numbers]
-    yield
-    for number, handler in zip(numbers, before, strict=True):
-        signal.signal(number, handler)
+    with clean_process(monkeypatch, tmp_path):
+        Path("good.yaml").write_text(CONFIG)
+        yield
 
 
 @pytest.fixture

@@ -42,8 +42,8 @@ def side(gib: float = 4.0, rate: float = 1000.0, **changes: Any) -> dict[str, An
 
 
 def failed(outcome: Outcome = Outcome.DEVICE_OOM, **changes: Any) -> dict[str, Any]:
-    result = make_result(outcome=outcome, detail="in /tmp/x/probes: no memory", **changes)
-    return comparison.side(result, hidden={"/tmp/x": "FOLDER"})
+    result = make_result(outcome=outcome, detail="in /some/run/probes: no memory", **changes)
+    return comparison.side(result, hidden={"/some/run": "FOLDER"})
 
 
 def row(name: str, measured: Any, predicted: Any, **more: Any) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class TestSides:
         assert "traceback" not in found
         assert comparison.figure(found, "allocated") is None
         assert comparison.figure(found, "rate") is None
-        crashed = failed(Outcome.CRASHED, traceback='File "/tmp/x/a.py"')
+        crashed = failed(Outcome.CRASHED, traceback='File "/some/run/a.py"')
         assert crashed["traceback"] == 'File "FOLDER/a.py"'
 
 

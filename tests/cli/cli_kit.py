@@ -1,0 +1,41 @@
+"""What the tests of the command line share."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@dataclass
+class Done:
+    """What a command left."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+@contextmanager
+def clean_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[None]:
+    """Work in an empty folder, and put the signal handlers back."""
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(sys, "argv", ["autotune"])
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
