@@ -15,7 +15,7 @@ from autotune.errors import AutotuneError, PrerequisiteError, UnknownNameError, 
 from autotune.executors.base import Executor
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
-from autotune.plan import PREDICTED_FIRST_WORST, PREDICTED_ROWS, PREDICTED_STEPS, prepare
+from autotune.plan import PREDICTED_FIRST_WORST, PREDICTED_ROWS, predicted_steps, prepare
 from autotune.probe import sources, trl_config
 from autotune.probe.result import Outcome, ProbeResult
 from autotune.probe.spec import ProbeSpec
@@ -175,6 +175,7 @@ class Estimator:
         config = shared.config
         place = folder.probe_folder(f"{number:04d}{'-beyond' if beyond else ''}")
         place.mkdir(parents=True)
+        accumulation = trl_config.number(config, "gradient_accumulation_steps", 1) or 1
         return ProbeSpec(
             probe_id=place.name,
             folder=str(place),
@@ -185,10 +186,11 @@ class Estimator:
             beyond_device=beyond,
             timeline_points=TIMELINE_POINTS,
             warmup_steps=0,
-            measured_steps=PREDICTED_STEPS,
+            measured_steps=predicted_steps(accumulation),
             rows_per_step=PREDICTED_ROWS,
             first_worst_steps=PREDICTED_FIRST_WORST,
-            accumulation_steps=trl_config.number(config, "gradient_accumulation_steps", 1) or 1,
+            representative=True,
+            accumulation_steps=accumulation,
             phases=("eval",) if trl_config.evaluates(config) else (),
             process_env=shared.process_env,
             timeout_s=self._timeout_s,

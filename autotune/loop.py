@@ -260,6 +260,8 @@ class SearchLoop:
                 f"{folder} cannot be made: {error.strerror or error}.",
                 hint="Free space on the disk and continue with --resume.",
             ) from error
+        accumulation = int(config.get("gradient_accumulation_steps", 1))
+        warmup_steps, measured_steps = plan.steps(accumulation)
         return ProbeSpec(
             probe_id=folder.name,
             folder=str(folder),
@@ -269,11 +271,12 @@ class SearchLoop:
             data_folder=plan.data_folder,
             weights=request.weights,
             memory_budget_bytes=plan.budget_bytes if plan.enforced else None,
-            warmup_steps=plan.steps[0],
-            measured_steps=plan.steps[1],
+            warmup_steps=warmup_steps,
+            measured_steps=measured_steps,
             rows_per_step=plan.rows_per_step,
             first_worst_steps=plan.first_worst_steps,
-            accumulation_steps=int(config.get("gradient_accumulation_steps", 1)),
+            representative=plan.context.device.is_virtual,
+            accumulation_steps=accumulation,
             phases=request.phases,
             process_env={key: str(value) for key, value in config.get("env", {}).items()},
             timeout_s=request.probe_timeout_s,

@@ -20,12 +20,23 @@ from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
 from autotune.space.space import ResolvedSpace, SearchSpace
 from autotune.virtual.cards import full_name
 
-PREDICTED_STEPS = 2
+PREDICTED_BATCHES = 2
+"""Typical micro-batches of a prediction, chosen to stand for all."""
 MEASURED_FIRST_WORST = 2
 PREDICTED_FIRST_WORST = 0
 MEASURED_ROWS = 8
 PREDICTED_ROWS = 2
 """Rows per step: what a virtual probe spends on them buys less than another candidate does."""
+
+
+def predicted_steps(accumulation_steps: int) -> int:
+    """Return the typical steps of a prediction, which needs no warm-up and no repetition.
+
+    Each holds two micro-batches, where a full step has as many (see
+    :func:`autotune.trainers.schedule.probe_accumulation`).
+    """
+    return PREDICTED_BATCHES if accumulation_steps < 2 else PREDICTED_BATCHES // 2
+
 
 PREPARE_TIMEOUT_S = 6 * 3600.0
 DESCRIBE_TIMEOUT_S = 300.0
@@ -142,15 +153,11 @@ class Plan:
         env = {**self.base_config.get("env", {}), **config.get("env", {})}
         return {**config, "env": env} if env else config
 
-    @property
-    def steps(self) -> tuple[int, int]:
-        """Return the warm-up and the measured steps of a probe.
-
-        A predicted step needs no warm-up and no repetition, only rows of several lengths.
-        """
+    def steps(self, accumulation_steps: int) -> tuple[int, int]:
+        """Return the warm-up and the measured steps of a probe with so many micro-batches each."""
         request = self.request
         if self.context.device.is_virtual:
-            return 0, min(request.measured_steps, PREDICTED_STEPS)
+            return 0, min(request.measured_steps, predicted_steps(accumulation_steps))
         return request.warmup_steps, request.measured_steps
 
     @property

@@ -159,6 +159,8 @@ def submit(
     """Start the probe of one candidate."""
     folder.mkdir(parents=True)
     config = plan.config(candidate)
+    accumulation = int(config.get("gradient_accumulation_steps", 1))
+    warmup_steps, measured_steps = plan.steps(accumulation)
     return executor.submit(
         ProbeSpec(
             probe_id=folder.name,
@@ -167,11 +169,12 @@ def submit(
             config=config,
             device=plan.context.device.name,
             data_folder=plan.data_folder,
-            warmup_steps=plan.steps[0],
-            measured_steps=plan.steps[1],
+            warmup_steps=warmup_steps,
+            measured_steps=measured_steps,
             rows_per_step=plan.rows_per_step,
             first_worst_steps=plan.first_worst_steps,
-            accumulation_steps=int(config.get("gradient_accumulation_steps", 1)),
+            representative=True,
+            accumulation_steps=accumulation,
         )
     )
 

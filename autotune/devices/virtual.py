@@ -6,9 +6,9 @@ through a model of PyTorch's caching allocator; time from the card's roofline.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.devices.base import OomSignature, registry
@@ -108,9 +108,11 @@ class VirtualDevice:
         """Return the modelled allocator's exception."""
         return (OomSignature(type_name="autotune.virtual.allocator.OutOfMemory"),)
 
-    def placed(self) -> AbstractContextManager[None]:
-        """Return the block in which trainers choose this device."""
-        return placement.placed(self._session)
+    @contextlib.contextmanager
+    def placed(self) -> Iterator[None]:
+        """Let trainers choose this device while the block runs."""
+        with placement.placed(self._session), placement.without_initialisation():
+            yield
 
     def run_facts(self, *, num_points: int) -> Mapping[str, Any]:
         """Return what the peak is made of, with so many points of how memory changed."""

@@ -38,6 +38,9 @@ PRELOAD = (
 )
 """What a server imports before it forks, in order; a missing optional one is no error."""
 
+_PRELOAD_VIRTUAL = (*PRELOAD, "autotune.virtual.device:install()")
+"""The same where all probes are virtual ones; the device can't be taken back from a process."""
+
 
 class SubprocessExecutor:
     """Runs every probe in a fresh process: its memory, its crashes and its limits are its own.
@@ -84,10 +87,13 @@ class SubprocessExecutor:
             raise UsageError(f"timeout_s is {timeout_s}.", hint="It must be above 0.")
         self.timeout_s = timeout_s
         self._slots = tuple(_slot(device) for device in devices)
+        if preload is None:
+            virtual = all(str(device).partition(":")[0] == "virtual" for device in devices)
+            preload = _PRELOAD_VIRTUAL if virtual else PRELOAD
         self._dispatcher = Dispatcher(
             slots=self._slots,
             launch=launch,
-            preload=PRELOAD if preload is None else preload,
+            preload=preload,
             start_timeout_s=start_timeout_s,
             log_folder=None if log_folder is None else Path(log_folder),
         )

@@ -31,6 +31,8 @@ class ProbeSpec:
         first_worst_steps: Steps at the start that end with the largest batch: 2 hold it before and
             after the optimizer states exist.
         rows_per_step: Rows of differing length that a step holds at least, if a full one does.
+        representative: Whether typical micro-batches are chosen to stand for all, where they are
+            too few to average.
         accumulation_steps: Micro-batches per optimizer step in the exported configuration. The
             overlay may shorten them for the probe; the rate is composed from the raw times.
         phases: Extra phases to run, of ``eval`` and ``save``.
@@ -54,6 +56,7 @@ class ProbeSpec:
     warmup_steps: int = 1
     measured_steps: int = 5
     rows_per_step: int = 8
+    representative: bool = False
     first_worst_steps: int = 2
     accumulation_steps: int = 1
     phases: tuple[str, ...] = ()

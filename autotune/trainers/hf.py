@@ -269,6 +269,7 @@ class HfAdapter(ABC):
             num_first_worst=spec.first_worst_steps,
             seed=spec.seed,
             shuffle=spec.config.get("train_sampling_strategy", "random") != "sequential",
+            representative=spec.representative,
         )
         facts = {
             "worst_batch": schedule.worst_batch,

@@ -23,6 +23,9 @@ ROWS_KEPT = 2000
 """Rows of a large data set that a probe at least processes: two of TRL's packing pools."""
 
 
+_MOST_BATCHES = 1000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
     """Rows in the order of training.
@@ -62,6 +65,7 @@ def plan(
     num_first_worst: int = FIRST_WORST_STEPS,
     seed: int,
     shuffle: bool,
+    representative: bool = False,
 ) -> Schedule:
     """Lay out the rows of a probe.
 
@@ -73,6 +77,7 @@ def plan(
         num_first_worst: Steps at the start that end with the worst micro-batch.
         seed: Seed of the order of typical rows.
         shuffle: Whether the trainer would shuffle; else typical rows keep the data's own order.
+        representative: Choose typical micro-batches that stand for all, not the first ones.
 
     Raises:
         ValueError: If the data set has fewer rows than one micro-batch.
@@ -94,6 +99,11 @@ def plan(
     worst_steps = [
         [*fillings[step * filling : (step + 1) * filling], *worst] for step in range(num_worst)
     ]
+    if representative:
+        chosen = representatives(
+            _batches(order, batch_size), lengths, count=accumulation * num_typical_steps
+        )
+        order = list(itertools.chain.from_iterable(chosen))
     typical = _cycle(order, batch_size * accumulation * num_typical_steps)
     rows = [
         *itertools.chain.from_iterable(worst_steps[:num_first_worst]),
@@ -105,6 +115,47 @@ def plan(
         worst_batch=(batch_size, lengths[worst[0]]),
         num_steps=num_steps(num_typical_steps, num_first_worst),
     )
+
+
+def representatives(
+    batches: Sequence[Sequence[int]], lengths: Sequence[int], *, count: int
+) -> list[Sequence[int]]:
+    """Return so few micro-batches that their mean size is close to that of all.
+
+    Stratified sampling: of the micro-batches, sorted by size, each ``1 / count`` gives the one
+    that is nearest to its mean in padded positions and in tokens. They keep their order.
+
+    Args:
+        batches: Rows per micro-batch, at least one.
+        lengths: Tokens per row. Shape (N,).
+        count: How many to choose; fewer are returned if there are fewer.
+    """
+    sizes = [
+        (len(batch) * max(lengths[row] for row in batch), sum(lengths[row] for row in batch))
+        for batch in batches
+    ]
+    by_size = sorted(range(len(batches)), key=lambda number: (*sizes[number], number))
+    chosen = []
+    count = min(count, len(batches))
+    for part in range(count):
+        stratum = by_size[part * len(by_size) // count : (part + 1) * len(by_size) // count]
+        means = [sum(sizes[number][axis] for number in stratum) / len(stratum) for axis in (0, 1)]
+        chosen.append(
+            min(
+                stratum,
+                key=lambda number: sum(
+                    abs(size - mean) / max(mean, 1.0)
+                    for size, mean in zip(sizes[number], means, strict=True)
+                ),
+            )
+        )
+    return [batches[number] for number in sorted(chosen)]
+
+
+def _batches(order: Sequence[int], size: int) -> list[Sequence[int]]:
+    """Return whole micro-batches, so many that their mean is known well."""
+    count = min(len(order) // size, _MOST_BATCHES)
+    return [order[number * size : (number + 1) * size] for number in range(count)]
 
 
 def num_steps(num_typical_steps: int, num_first_worst: int = FIRST_WORST_STEPS) -> int:

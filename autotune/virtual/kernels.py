@@ -44,8 +44,7 @@ def generic(op: Any, *args: Any, **kwargs: Any) -> Any:
     if plan is None:
         plan = _plans[key] = make_plan(op, args, kwargs)
     session = current()
-    if session is not None:
-        session.charge(plan)
+    phase = None if session is None else session.charge(plan)
     for position, shape in plan.resized:
         argument(args, kwargs, position).resize_(shape)
     if plan.whole:
@@ -53,7 +52,7 @@ def generic(op: Any, *args: Any, **kwargs: Any) -> Any:
         if known is not None:
             return known
     results = [
-        _output(item, plan.name, session)
+        _output(item, plan.name, session, phase)
         if item.__class__ is tuple
         else argument(args, kwargs, item)
         if item.__class__ is int
@@ -76,7 +75,9 @@ _address = [_FIRST_ADDRESS]
 _place: list[torch.device] = []
 
 
-def _output(item: tuple[Any, ...], name: str, session: Session | None) -> torch.Tensor:
+def _output(
+    item: tuple[Any, ...], name: str, session: Session | None, phase: str | None = None
+) -> torch.Tensor:
     shape, strides, dtype, nbytes = item
     # Addresses of its own, of which nothing is ever read: libraries tell storages apart by them.
     address = _address[0]
@@ -85,7 +86,7 @@ def _output(item: tuple[Any, ...], name: str, session: Session | None) -> torch.
     tensor: torch.Tensor = _new((0,), dtype)
     _set(_CPU, tensor, storage, 0, shape, strides)
     if session is not None and nbytes:
-        session.trace.allocate(storage, nbytes, name)
+        session.trace.allocate(storage, nbytes, name, phase=phase)
     return tensor
 
 

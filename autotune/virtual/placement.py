@@ -63,6 +63,30 @@ def placed(session: Session) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def without_initialisation() -> Iterator[None]:
+    """Leave weights on the host as they happen to be while the block runs: nobody reads them.
+
+    PEFT draws its matrices there, by the hundred million numbers, before it moves them to the
+    device; its option against that (``low_cpu_mem_usage``) isn't one of TRL's. Not for loops of
+    others (:func:`~autotune.virtual.api.accelerator`), who may keep what they make on the host.
+    """
+    with contextlib.ExitStack() as stack:
+        for name in dir(torch.nn.init):
+            usual = getattr(torch.nn.init, name)
+            if name.endswith("_") and not name.startswith("_") and callable(usual):
+                stack.enter_context(mock.patch.object(torch.nn.init, name, _not_on_host(usual)))
+        yield
+
+
+def _not_on_host(usual: Any) -> Any:
+    @functools.wraps(usual)
+    def initialise(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return tensor if tensor.device.type == "cpu" else usual(tensor, *args, **kwargs)
+
+    return initialise
+
+
 def _forget_device(stack: contextlib.ExitStack) -> None:
     """Let accelerate ask for its device again, which it does once per process."""
     from accelerate import state

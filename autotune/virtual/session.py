@@ -50,8 +50,8 @@ class Session:
         self.attention_share = 1.0
         """Of attention's arithmetic over N documents: the real one over N times the longest's."""
 
-    def charge(self, plan: Any) -> None:
-        """Count one operator: its work and the library's workspace."""
+    def charge(self, plan: Any) -> str:
+        """Count one operator: its work and the library's workspace; return the phase it is in."""
         trace = self.trace
         phase = trace.phase()
         cost = trace.costs.get(phase)
@@ -77,6 +77,7 @@ class Session:
                 # One per thread that calls cuBLAS: autograd has its own.
                 self._has_workspace.add(in_backward)
                 trace.reserve(self._workspace_bytes, "cublas")
+        return phase
 
     def charge_scratch(self, plan: Any) -> None:
         """Count what one operator's kernel takes beside its results, which are there already."""

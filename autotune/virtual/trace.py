@@ -103,8 +103,7 @@ class Trace:
     module_depth: int = 0
     in_optimizer: bool = False
     modules: list[str] = field(default_factory=list)
-    _alive: dict[int, Any] = field(default_factory=dict)
-    _numbers: dict[int, int] = field(default_factory=dict)
+    _alive: dict[int, _Alive] = field(default_factory=dict)
     _host: dict[int, Any] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.RLock)
     closed: bool = False
@@ -120,20 +119,23 @@ class Trace:
             return "forward"
         return "other" if self.marks else "load"
 
-    def allocate(self, storage: Any, nbytes: int, op: str, kind: str = "") -> int:
+    def allocate(
+        self, storage: Any, nbytes: int, op: str, kind: str = "", phase: str | None = None
+    ) -> int:
         """Count a new storage until it is freed; return its number."""
+        if phase is None:
+            phase = self.phase()
         with self._lock:
             number = len(self.storages)
             modules = self.modules
             self.storages.append(
-                Storage(number, nbytes, op, self.phase(), modules[-1] if modules else "", kind)
+                Storage(number, nbytes, op, phase, modules[-1] if modules else "", kind)
             )
             self.events.append((ALLOC, number))
             self.allocated_bytes += -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
             if self.allocated_bytes > self.peak_bytes:
                 self.peak_bytes = self.allocated_bytes
             key = storage._cdata
-            self._numbers[key] = number
             alive = _Alive(storage, self._freed)
             alive.key, alive.number = key, number
             self._alive[key] = alive
@@ -168,13 +170,13 @@ class Trace:
 
     def _end(self, key: int, number: int | None = None) -> None:
         with self._lock:
-            found = self._numbers.get(key)
-            if found is None or self.closed or (number is not None and found != number):
+            alive = self._alive.get(key)
+            if alive is None or self.closed or (number is not None and alive.number != number):
                 return
-            del self._numbers[key], self._alive[key]
-            entry = self.storages[found]
+            del self._alive[key]
+            entry = self.storages[alive.number]
             entry.freed_phase = self.phase()
-            self.events.append((FREE, found))
+            self.events.append((FREE, alive.number))
             self.allocated_bytes -= rounded(entry.nbytes)
 
     def _freed(self, alive: _Alive) -> None:
@@ -186,7 +188,8 @@ class Trace:
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Return the number of the storage behind ``tensor``; None if it is not traced."""
-        return self._numbers.get(tensor.untyped_storage()._cdata)
+        alive = self._alive.get(tensor.untyped_storage()._cdata)
+        return None if alive is None else alive.number
 
     def tag(self, tensors: Iterable[torch.Tensor], kind: str) -> None:
         """Say what these tensors' storages are; the first word on a storage stands."""
@@ -218,8 +221,8 @@ class Trace:
     def close(self) -> None:
         """Stop counting; what is freed from now on is not part of the run."""
         self.closed = True
-        for number in self._numbers.values():
-            self.storages[number].freed_phase = ""
+        for alive in self._alive.values():
+            self.storages[alive.number].freed_phase = ""
 
     def kind_of(self, storage: Storage) -> str:
         """Return a storage's kind, from what it was tagged as or else from its lifetime.

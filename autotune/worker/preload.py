@@ -54,7 +54,7 @@ def preload(modules: Sequence[str]) -> Preloaded:
     """Import ``modules`` in order; nothing is run.
 
     A module is named as ``package`` or ``package:attribute``; the attribute makes a package that
-    imports lazily do so now.
+    imports lazily do so now, and one that ends in ``()`` is called.
     """
     began = time.perf_counter()
     # What is imported stays; collecting it again and again would only unshare its pages.
@@ -67,13 +67,16 @@ def preload(modules: Sequence[str]) -> Preloaded:
         try:
             module = importlib.import_module(package)
             if attribute:
-                getattr(module, attribute)
+                found: Any = getattr(module, attribute.removesuffix("()"))
+                if attribute.endswith("()"):
+                    found()
             if package == "torch":
                 _keep_context_away()
             versions[package] = str(getattr(module, "__version__", ""))
         except Exception as error:  # noqa: BLE001  a broken package may raise anything
             errors[package] = f"{type(error).__name__}: {error}"
         unsafe = unsafe or _unsafe_to_fork(after=name)
+    _fill_caches()
     gc.collect()
     gc.freeze()
     return Preloaded(
@@ -110,6 +113,14 @@ def _unsafe_to_fork(*, after: str) -> str:
         names = ", ".join(sorted(thread.name for thread in threading.enumerate()))
         return f"Python threads ran after the import of {after}: {names}"
     return ""
+
+
+def _fill_caches() -> None:
+    """Have libraries compute here what they compute once per process, the same for every probe."""
+    # How checkpoints of all architectures are renamed: a thousand regular expressions.
+    with contextlib.suppress(Exception):
+        mapping = sys.modules["transformers.conversion_mapping"]
+        mapping.get_checkpoint_conversion_mapping("llama")
 
 
 def _open_files() -> Iterator[str]:

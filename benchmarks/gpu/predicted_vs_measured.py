@@ -44,10 +44,10 @@ from autotune.plan import (
     MEASURED_ROWS,
     PREDICTED_FIRST_WORST,
     PREDICTED_ROWS,
-    PREDICTED_STEPS,
     Plan,
     Request,
     make_plan,
+    predicted_steps,
 )
 from autotune.probe.result import Outcome, ProbeResult
 from autotune.probe.spec import ProbeSpec
@@ -68,12 +68,13 @@ VIRTUAL = "virtual:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Steps:
-    """How many steps a probe runs, and of what."""
+    """How many steps a probe runs, and of what; ``measured`` None for a prediction's own."""
 
     first_worst: int
     warmup: int
-    measured: int
+    measured: int | None
     rows_per_step: int
+    representative: bool = False
 
 
 LONG_PROBE = Steps(
@@ -82,8 +83,9 @@ LONG_PROBE = Steps(
 SHORT_PROBE = Steps(
     first_worst=PREDICTED_FIRST_WORST,
     warmup=0,
-    measured=PREDICTED_STEPS,
+    measured=None,
     rows_per_step=PREDICTED_ROWS,
+    representative=True,
 )
 
 
@@ -385,6 +387,7 @@ class Bench:
         self._number += 1
         folder = self._folder / "probes" / f"{self._number:04d}"
         folder.mkdir(parents=True)
+        accumulation = int(config.get("gradient_accumulation_steps", 1))
         return ProbeSpec(
             probe_id=folder.name,
             folder=str(folder),
@@ -394,10 +397,11 @@ class Bench:
             data_folder=plan.data_folder,
             memory_budget_bytes=self._rows[item.name]["budget_bytes"],
             warmup_steps=steps.warmup,
-            measured_steps=steps.measured,
+            measured_steps=steps.measured or predicted_steps(accumulation),
             first_worst_steps=steps.first_worst,
             rows_per_step=steps.rows_per_step,
-            accumulation_steps=int(config.get("gradient_accumulation_steps", 1)),
+            representative=steps.representative,
+            accumulation_steps=accumulation,
             process_env={key: str(value) for key, value in config.get("env", {}).items()},
             timeout_s=max(min(PROBE_LIMIT_S, limit_s), 1.0),
             seed=SEED,

@@ -1,13 +1,22 @@
 from __future__ import annotations
 
+import random
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.trainers.schedule import ROWS_KEPT, num_steps, plan, probe_accumulation, subset
+from autotune.trainers.schedule import (
+    ROWS_KEPT,
+    num_steps,
+    plan,
+    probe_accumulation,
+    representatives,
+    subset,
+)
 
 LENGTHS = [5, 90, 12, 40, 90, 7, 33, 60]
 
@@ -158,3 +167,64 @@ def test_more_rows_may_be_needed_than_there_are() -> None:
     assert len(subset(lengths, num_needed=9000, num_longest=2, seed=0)) == 2500
     # Rounded up to whole pools, and still no more than there are.
     assert len(subset(lengths, num_needed=2400, num_longest=2, seed=0)) == 2500
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_few_representative_batches_have_the_mean_size_of_all(seed: int) -> None:
+    source = random.Random(seed)
+    lengths = [min(int(source.lognormvariate(5.5, 0.8)), 2048) for _ in range(800)]
+    batches = [list(range(i, i + 4)) for i in range(0, 800, 4)]
+
+    def mean_positions(chosen: Sequence[Sequence[int]]) -> float:
+        return sum(4 * max(lengths[row] for row in batch) for batch in chosen) / len(chosen)
+
+    def mean_tokens(chosen: Sequence[Sequence[int]]) -> float:
+        return sum(lengths[row] for batch in chosen for row in batch) / len(chosen)
+
+    chosen = representatives(batches, lengths, count=2)
+    assert len(chosen) == 2
+    # Two that are drawn are off by a third on average.
+    assert mean_positions(chosen) == pytest.approx(mean_positions(batches), rel=0.08)
+    assert mean_tokens(chosen) == pytest.approx(mean_tokens(batches), rel=0.08)
+    # They are not twice the same: memory sees rows of several lengths.
+    assert mean_positions(chosen[:1]) != pytest.approx(mean_positions(chosen[1:]), rel=0.2)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 100), min_size=1, max_size=30),
+    size=st.integers(1, 4),
+    count=st.integers(1, 9),
+)
+def test_representatives_are_of_the_batches_and_never_twice_the_same(
+    lengths: list[int], size: int, count: int
+) -> None:
+    batches = [list(range(i, i + size)) for i in range(0, len(lengths) - size + 1, size)]
+    chosen = representatives(batches, lengths, count=count)
+    assert len(chosen) == min(count, len(batches))
+    numbers = [batches.index(list(batch)) for batch in chosen]
+    assert numbers == sorted(set(numbers))
+
+
+def test_a_plan_may_choose_its_typical_batches() -> None:
+    lengths = [10] * 50 + [1000] * 50
+    schedule = make_plan(
+        lengths,
+        batch_size=1,
+        accumulation=2,
+        num_typical_steps=1,
+        num_first_worst=0,
+        representative=True,
+    )
+    assert sorted(lengths[row] for row in schedule.rows[:2]) == [10, 1000]
+    drawn = {
+        tuple(
+            sorted(
+                lengths[row]
+                for row in make_plan(
+                    lengths, batch_size=1, num_typical_steps=1, num_first_worst=0, seed=seed
+                ).rows[:2]
+            )
+        )
+        for seed in range(20)
+    }
+    assert drawn > {(10, 1000)}

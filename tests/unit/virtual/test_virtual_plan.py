@@ -30,17 +30,19 @@ def removed(plan: Plan, knob: str) -> dict[Any, str]:
 
 def test_predicted_steps_need_neither_warm_up_nor_repetition(tmp_path: Path) -> None:
     plan = plan_for(tmp_path / "1", "rtx-4090", warmup_steps=3, measured_steps=5)
-    assert plan.steps == (0, 2)
+    # Two micro-batches, whether a step holds one or several.
+    assert plan.steps(1) == (0, 2)
+    assert plan.steps(2) == plan.steps(16) == (0, 1)
     assert plan.first_worst_steps == 0
     assert plan.rows_per_step == 2
     fewer = plan_for(tmp_path / "2", "rtx-4090", measured_steps=1)
-    assert fewer.steps == (0, 1)
+    assert fewer.steps(1) == (0, 1)
 
 
 def test_measured_steps_are_as_asked_for(tmp_path: Path) -> None:
     context = make_context(device=make_gpu())
     plan = make_fake_plan(tmp_path, context=context, warmup_steps=3, measured_steps=5)
-    assert plan.steps == (3, 5)
+    assert plan.steps(1) == plan.steps(4) == (3, 5)
     assert plan.first_worst_steps == 2
     assert plan.rows_per_step == 8
 
