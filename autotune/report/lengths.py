@@ -13,22 +13,19 @@ batch and for padding to a multiple of something.
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import PrerequisiteError, UsageError
-from autotune.probe import trl_yaml
 from autotune.report.cells import percent
+from autotune.report.pictures import check_plot as check_plot
+from autotune.report.pictures import new_figure, save_figure
 from autotune.space.context import DataProfile
 
 MICRO_BATCHES = (1, 4, 8, 16)
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
-SUFFIXES = (".png", ".svg")
 BAR_WIDTH = 40
 
 LOST_STEPS = (0.5, 0.3, 0.2, 0.1, 0.05, 0.02, 0.01, 0.001, 0.0)
@@ -227,27 +224,6 @@ def histogram(profile: DataProfile, *, bar_width: int = BAR_WIDTH) -> str:
     return "\n".join(lines)
 
 
-def check_plot(path: Path) -> Any:
-    """Return matplotlib's module of figures, if a plot can be written under that name.
-
-    Raises:
-        UsageError: If the suffix is neither .png nor .svg.
-        PrerequisiteError: If matplotlib is missing.
-    """
-    if path.suffix.lower() not in SUFFIXES:
-        raise UsageError(
-            f"a plot cannot be written as {path.name!r}.",
-            hint=f"End the name in {' or '.join(SUFFIXES)}.",
-        )
-    try:
-        return import_module("matplotlib.figure")
-    except ImportError as error:
-        raise PrerequisiteError(
-            "drawing needs matplotlib, which is not installed.",
-            hint="Install it with: pip install 'trl-autotune[plot]'",
-        ) from error
-
-
 def plot(profile: DataProfile, path: str | Path) -> Path:
     """Draw the lengths and what is kept at each ``max_length``, and return the path.
 
@@ -260,9 +236,7 @@ def plot(profile: DataProfile, path: str | Path) -> Path:
         PrerequisiteError: If matplotlib is missing.
     """
     target = Path(path)
-    figure_module = check_plot(target)
-    # A Figure of its own, not pyplot: no display is needed and no global state is touched.
-    figure = figure_module.Figure(figsize=(9, 4.5), layout="constrained")
+    figure = new_figure(target)
     rows_axes, kept_axes = figure.subplots(1, 2)
     ranges = bins(profile)
     rows_axes.bar(
@@ -279,10 +253,7 @@ def plot(profile: DataProfile, path: str | Path) -> Path:
         kept_axes.plot(lengths, padded, linestyle="--", label=f"padding, {size} rows per batch")
     kept_axes.set(xlabel="max_length", ylabel="%", ylim=(0, 102), title="What max_length does")
     kept_axes.legend(loc="best", fontsize="small")
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=target.suffix.lower()[1:], dpi=144)
-    trl_yaml.write_bytes(target, buffer.getvalue())
-    return target
+    return save_figure(figure, target)
 
 
 def _table(rows: Sequence[LengthRow]) -> str:

@@ -5,7 +5,6 @@ Works on the plain values that ``autotune.virtual.summary`` returns, which nothi
 
 from __future__ import annotations
 
-import io
 import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -14,9 +13,8 @@ from typing import Any
 
 from rich.text import Text
 
-from autotune.probe import trl_yaml
 from autotune.report.cells import gib, percent
-from autotune.report.lengths import check_plot
+from autotune.report.pictures import new_figure, save_figure
 from autotune.report.plot import BUDGET_IN_SIGHT, MARGIN
 from autotune.units import GIB, format_gib
 
@@ -135,10 +133,8 @@ def save_timeline(
         PrerequisiteError: If matplotlib is missing.
     """
     target = Path(path)
-    figure_module = check_plot(target)
+    figure = new_figure(target)
     timeline, peak = summary["timeline"], summary["peak_bytes"]
-    # A Figure of its own, not pyplot: no display is needed and no global state is touched.
-    figure = figure_module.Figure(figsize=(9, 4.5), layout="constrained")
     axes = figure.subplots()
     if timeline["points"]:
         # The last point holds until the end: a step has a width.
@@ -167,10 +163,7 @@ def save_timeline(
     axes.set_ylabel("predicted memory in use, GiB")
     axes.set_title("\n".join(textwrap.wrap(f"Predicted {_peak_line(summary)}", 90)), fontsize=10)
     figure.legend(loc="outside right upper", fontsize="small", reverse=True)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format=target.suffix.lower()[1:], dpi=144)
-    trl_yaml.write_bytes(target, buffer.getvalue())
-    return target
+    return save_figure(figure, target)
 
 
 def _peak_line(summary: Mapping[str, Any]) -> str:

@@ -10,9 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+
+from autotune.testing.fakes import FakeExecutor
+
+GIB = 1 << 30
+SEARCH = ("search", "some/model", "some/rows", "--space", "quick")
+AUTOTUNE = (sys.executable, "-m", "autotune")
 
 
 @dataclass
@@ -39,3 +46,22 @@ def clean_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Non
     yield
     for number, handler in zip(numbers, before, strict=True):
         signal.signal(number, handler)
+
+
+def replace_executors(
+    monkeypatch: pytest.MonkeyPatch, *modules: ModuleType, **options: Any
+) -> dict[str, Any]:
+    """Have modules make fake executors, and return their options, which may be changed.
+
+    Those that were made are kept under ``made``.
+    """
+    options["made"] = []
+
+    def make(*_: Any, **__: Any) -> FakeExecutor:
+        executor = FakeExecutor(**{k: v for k, v in options.items() if k != "made"})
+        options["made"].append(executor)
+        return executor
+
+    for module in modules:
+        monkeypatch.setattr(module, "SubprocessExecutor", make)
+    return options

@@ -10,21 +10,19 @@ from typing import Any
 
 import pytest
 import yaml
-from cli_kit import Done, clean_process
+from cli_kit import GIB, Done, clean_process, replace_executors
 
 from autotune import doctor, estimate, tuner, verify
-from autotune.cli.main import main
 from autotune.errors import PrerequisiteError
 from autotune.probe.result import Outcome
 from autotune.probe.spec import ProbeSpec
 from autotune.report.model import Report
 from autotune.testing.contexts import make_context, make_cpu, make_gpu
-from autotune.testing.fakes import FakeExecutor, MemoryWall
+from autotune.testing.fakes import MemoryWall
 from autotune.testing.searches import make_answers
 from autotune.verify import Check
 from autotune.virtual import cards
 
-GIB = 1 << 30
 CARD = "virtual:rtx-4090"
 CONFIG = "model_name_or_path: some/model\ndataset_name: some/rows\n"
 
@@ -41,32 +39,12 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Replace the processes that probes run in; the options may be changed by a test."""
     card = cards.device_info(cards.find("rtx-4090"), CARD)
-    options: dict[str, Any] = {
-        "wall": MemoryWall(capacity_bytes=23 * GIB),
-        "answers": make_answers(make_context(device=card)),
-        "made": [],
-    }
-
-    def make(*_: Any, **__: Any) -> FakeExecutor:
-        executor = FakeExecutor(**{k: v for k, v in options.items() if k != "made"})
-        options["made"].append(executor)
-        return executor
-
-    for module in (tuner, doctor, estimate, verify):
-        monkeypatch.setattr(module, "SubprocessExecutor", make)
-    return options
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
-    def run(*arguments: object) -> Done:
-        capsys.readouterr()
-        code = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        assert "Traceback" not in captured.err
-        return Done(code, captured.out, captured.err)
-
-    return run
+    return replace_executors(
+        monkeypatch,
+        *(tuner, doctor, estimate, verify),
+        wall=MemoryWall(capacity_bytes=23 * GIB),
+        answers=make_answers(make_context(device=card)),
+    )
 
 
 @pytest.fixture

@@ -1,9 +1,10 @@
-"""One worker server and one tiny model for all tests with the real TRL."""
+"""Worker servers, one tiny model and its rows for all tests with the real TRL."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,6 +18,14 @@ from autotune.worker import demo
 def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SubprocessExecutor]:
     """Return an executor whose server imports the training stack once."""
     executor = SubprocessExecutor(("cpu",), log_folder=tmp_path_factory.mktemp("logs"))
+    yield executor
+    executor.shutdown()
+
+
+@pytest.fixture(scope="session")
+def virtual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SubprocessExecutor]:
+    """Return an executor whose one slot takes any virtual card."""
+    executor = SubprocessExecutor(("virtual",), log_folder=tmp_path_factory.mktemp("logs"))
     yield executor
     executor.shutdown()
 
@@ -45,3 +54,23 @@ def work(tmp_path: Path) -> Path:
     folder = tmp_path / "work"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture
+def prepare_rows(
+    executor: SubprocessExecutor, model: str, tmp_path: Path, work: Path
+) -> Callable[..., dict[str, Any]]:
+    """Return a function that writes rows into a file and has the worker prepare it."""
+    from trl_kit import keys_for, prepare, write_jsonl
+
+    def run(
+        rows: Sequence[Mapping[str, Any]],
+        *,
+        of: object = model,
+        split: str | None = None,
+        **fixed: Any,
+    ) -> dict[str, Any]:
+        dataset = write_jsonl(tmp_path / "rows.jsonl", rows)
+        return prepare(executor, work, {**keys_for(str(of), dataset, split=split), **fixed})
+
+    return run

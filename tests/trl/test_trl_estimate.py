@@ -2,54 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
+from trl_kit import CARD, predicted, virtual_tuner
 
 from autotune.errors import UsageError
 from autotune.estimate import Estimator
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.probe import trl_file
 from autotune.probe.result import Outcome
-from autotune.report.estimated import Estimate
-from autotune.tuner import Budget, Tuner
+from autotune.tuner import Budget
 
 pytestmark = pytest.mark.trl
-
-CARD = "virtual:rtx-4090"
-
-
-@pytest.fixture(scope="module")
-def virtual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SubprocessExecutor]:
-    """Return an executor whose one slot takes any virtual card."""
-    executor = SubprocessExecutor(("virtual",), log_folder=tmp_path_factory.mktemp("logs"))
-    yield executor
-    executor.shutdown()
-
-
-def predicted(
-    virtual: SubprocessExecutor, path: Path, config: dict[str, Any], *cards: str, **options: Any
-) -> Estimate:
-    path.write_text(yaml.safe_dump(config))
-    file = trl_file.read(path)
-    return Estimator(file, cards or (CARD,), executor=virtual, **options).run()
 
 
 def test_an_estimate_is_what_a_search_predicts(
     virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
 ) -> None:
-    tuner = Tuner(
-        made["model"],
-        made["dataset"],
-        device=CARD,
-        space="quick",
-        executor=virtual,
-        run_dir=tmp_path / "run",
-    )
-    report = tuner.search(Budget(3))
+    report = virtual_tuner(virtual, made, tmp_path / "run").search(Budget(3))
     for trial in report.trials:
         assert trial.outcome is Outcome.OK, trial.results[-1].detail
         searched = trial.measurement

@@ -4,36 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from transformers import PreTrainedModel
-from trl_kit import plan_of, probe
+from trl_kit import CARD, plan_of, predicted, probe, virtual_tuner
 
 from autotune.errors import UsageError
-from autotune.estimate import Estimator
 from autotune.executors.subprocess import SubprocessExecutor
-from autotune.probe import trl_file
 from autotune.probe.result import Outcome
 from autotune.report.terminal import render_text
-from autotune.tuner import Budget, Listener, Silent, Tuner
+from autotune.tuner import Budget, Listener, Silent
 from autotune.virtual import cards, flash
 from autotune.virtual.api import session_for
 
 pytestmark = pytest.mark.trl
-
-CARD = "virtual:rtx-4090"
-
-
-@pytest.fixture(scope="module")
-def virtual(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SubprocessExecutor]:
-    """Return an executor whose one slot takes any virtual card."""
-    executor = SubprocessExecutor(("virtual",), log_folder=tmp_path_factory.mktemp("logs"))
-    yield executor
-    executor.shutdown()
 
 
 class Watch(Silent):
@@ -51,15 +37,7 @@ def test_a_search_on_a_virtual_card_is_predicted_throughout(
 ) -> None:
     watch = Watch()
     listener: Listener = watch
-    tuner = Tuner(
-        made["model"],
-        made["dataset"],
-        device=CARD,
-        space="quick",
-        executor=virtual,
-        run_dir=tmp_path / "run",
-        listener=listener,
-    )
+    tuner = virtual_tuner(virtual, made, tmp_path / "run", listener=listener)
     report = tuner.search(Budget(4))
     assert len(report.trials) == 4
     assert report.finished
@@ -118,10 +96,9 @@ def test_predictions_do_not_depend_on_what_ran_before(
 def refused(
     virtual: SubprocessExecutor, path: Path, card: str, model: str, **keys: Any
 ) -> UsageError:
-    path.write_text(yaml.safe_dump({"model_name_or_path": model, **keys}))
-    estimator = Estimator(trl_file.read(path), [card], executor=virtual, assume_length=64)
+    config = {"model_name_or_path": model, **keys}
     with pytest.raises(UsageError) as caught:
-        estimator.run()
+        predicted(virtual, path, config, card, assume_length=64)
     return caught.value
 
 
@@ -138,9 +115,8 @@ def test_bfloat16_is_refused_where_the_card_has_none(
 def test_float16_is_predicted_there(
     virtual: SubprocessExecutor, model: str, tmp_path: Path
 ) -> None:
-    path = tmp_path / "fp16.yaml"
-    path.write_text(yaml.safe_dump({"model_name_or_path": model, "bf16": False, "fp16": True}))
-    found = Estimator(trl_file.read(path), ["t4"], executor=virtual, assume_length=64).run()
+    config = {"model_name_or_path": model, "bf16": False, "fp16": True}
+    found = predicted(virtual, tmp_path / "fp16.yaml", config, "t4", assume_length=64)
     assert found.cards[0].fits
 
 

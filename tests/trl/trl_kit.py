@@ -20,15 +20,19 @@ from trl import (
     get_dataset,
 )
 
+from autotune.estimate import Estimator
 from autotune.executors.base import Executor
 from autotune.plan import Plan, Request, make_plan
-from autotune.probe import sources
+from autotune.probe import sources, trl_file
 from autotune.probe.result import ProbeResult
 from autotune.probe.spec import ProbeSpec
+from autotune.report.estimated import Estimate
 from autotune.runfolder import RunFolder
 from autotune.space.context import DataProfile
 from autotune.space.space import SearchSpace
+from autotune.tuner import Tuner
 
+CARD = "virtual:rtx-4090"
 ON_CPU = {"use_cpu": True, "bf16": False, "report_to": "none"}
 
 
@@ -141,3 +145,19 @@ def probe(
 ) -> ProbeResult:
     """Return the result of a candidate's probe."""
     return executor.submit(spec_of(plan, folder, candidate, **changes)).result(timeout=180)
+
+
+def virtual_tuner(
+    executor: Executor, made: Mapping[str, str], run_dir: Path, **options: Any
+) -> Tuner:
+    """Return a small search for the demo's model on a card that is not there."""
+    values: dict[str, Any] = {"device": CARD, "space": "quick", "executor": executor, **options}
+    return Tuner(made["model"], made["dataset"], run_dir=run_dir, **values)
+
+
+def predicted(
+    executor: Executor, path: Path, config: Mapping[str, Any], *cards: str, **options: Any
+) -> Estimate:
+    """Write a configuration into a file and return what it is predicted to take."""
+    path.write_text(yaml.safe_dump(dict(config)))
+    return Estimator(trl_file.read(path), cards or (CARD,), executor=executor, **options).run()

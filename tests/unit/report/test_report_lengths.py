@@ -1,15 +1,16 @@
+"""What each length would do to a data set: figures, text, JSON and plot."""
+
 from __future__ import annotations
 
 import itertools
 import json
 import statistics
-import sys
 from dataclasses import replace
 
 import pytest
+from pictures_kit import PNG, SVG, matplotlib_missed, suffix_refused
 from report_factory import make_profile
 
-from autotune.errors import PrerequisiteError, UsageError
 from autotune.report import lengths
 
 
@@ -107,19 +108,19 @@ def test_text_and_json():
     assert data["quantiles"]["0.5"] == 50
 
 
-@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml")])
+@pytest.mark.usefixtures("matplotlib")
+@pytest.mark.parametrize(("suffix", "start"), [("png", PNG), ("svg", SVG)])
 def test_plot_writes_what_the_suffix_says(tmp_path, suffix, start):
-    pytest.importorskip("matplotlib")
     path = lengths.plot(make_profile(), tmp_path / f"lengths.{suffix}")
     assert path.read_bytes().startswith(start)
 
 
 def test_plot_refuses_another_suffix(tmp_path):
-    with pytest.raises(UsageError, match=r"End the name in \.png or \.svg"):
+    with suffix_refused():
         lengths.plot(make_profile(), tmp_path / "lengths.jpeg")
 
 
-def test_plot_without_matplotlib_says_how_to_install_it(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(PrerequisiteError, match=r"pip install 'trl-autotune\[plot\]'"):
+@pytest.mark.usefixtures("no_matplotlib")
+def test_plot_without_matplotlib_says_how_to_install_it(tmp_path):
+    with matplotlib_missed():
         lengths.plot(make_profile(), tmp_path / "lengths.png")

@@ -1,3 +1,5 @@
+"""What a predicted peak is made of: the table, the picture in text and the plot."""
+
 from __future__ import annotations
 
 import io
@@ -7,9 +9,9 @@ import sys
 from copy import deepcopy
 
 import pytest
+from pictures_kit import PNG, SVG, matplotlib_missed, suffix_refused
 from rich.console import Console
 
-from autotune.errors import PrerequisiteError, UsageError
 from autotune.report import makeup
 from autotune.units import GIB
 
@@ -268,10 +270,10 @@ def test_no_picture_of_a_run_without_memory():
     assert makeup.timeline_picture(empty_summary()).plain == ""
 
 
-@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("SVG", b"<?xml")])
+@pytest.mark.usefixtures("matplotlib")
+@pytest.mark.parametrize(("suffix", "start"), [("png", PNG), ("SVG", SVG)])
 @pytest.mark.parametrize("budget_gib", [None, 20, 80])
 def test_the_plot_is_what_the_suffix_says(tmp_path, suffix, start, budget_gib):
-    pytest.importorskip("matplotlib")
     budget = None if budget_gib is None else budget_gib * GIB
     path = makeup.save_timeline(make_summary(), tmp_path / f"memory.{suffix}", budget)
     content = path.read_bytes()
@@ -287,24 +289,24 @@ def test_the_plot_is_what_the_suffix_says(tmp_path, suffix, start, budget_gib):
         assert (f"budget, {budget_gib}.00 GiB" in text) == (budget is not None)
 
 
+@pytest.mark.usefixtures("matplotlib")
 def test_a_plot_of_a_run_without_memory(tmp_path):
-    pytest.importorskip("matplotlib")
     assert makeup.save_timeline(empty_summary(), str(tmp_path / "memory.png")).exists()
 
 
 def test_a_plot_refuses_another_suffix(tmp_path):
-    with pytest.raises(UsageError, match=r"End the name in \.png or \.svg"):
+    with suffix_refused():
         makeup.save_timeline(make_summary(), tmp_path / "memory.pdf")
 
 
-def test_a_plot_without_matplotlib_says_how_to_install_it(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(PrerequisiteError, match=r"pip install 'trl-autotune\[plot\]'"):
+@pytest.mark.usefixtures("no_matplotlib")
+def test_a_plot_without_matplotlib_says_how_to_install_it(tmp_path):
+    with matplotlib_missed():
         makeup.save_timeline(make_summary(), tmp_path / "memory.png")
 
 
+@pytest.mark.usefixtures("matplotlib")
 def test_nothing_changes_the_summary(tmp_path):
-    pytest.importorskip("matplotlib")
     summary = make_summary()
     before = deepcopy(summary)
     makeup.makeup_table(summary)

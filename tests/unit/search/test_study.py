@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import random
 import warnings
 from pathlib import Path
@@ -23,6 +22,8 @@ from autotune.search.study import Study
 from autotune.space.space import SearchSpace
 from autotune.testing.contexts import make_context
 
+pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
+
 REFUSALS = [Outcome.DEVICE_OOM, Outcome.HOST_OOM, Outcome.TIMEOUT, Outcome.DIVERGED]
 REFUSALS.append(Outcome.UNSUPPORTED)
 FAILURES = [Outcome.CRASHED, Outcome.LOST]
@@ -33,11 +34,6 @@ SAMPLERS = [
     if name != "auto"
 ]
 SPACE = SearchSpace.load("quick").resolve(make_context())
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def few(sampler: str, number: int) -> int:
