@@ -22,7 +22,7 @@ OPTIONAL = {
     "bitsandbytes": "8-bit and 4-bit bases, 8-bit optimizers",
     "kernels": "kernels from the hub: use_kernels, attention kernels",
     "flash-attn": "flash_attention_2",
-    "matplotlib": "autotune lengths --plot",
+    "matplotlib": "--plot of autotune lengths and estimate",
     "optuna-dashboard": "looking at a study in the browser",
 }
 MIN_DISK_BYTES = GIB

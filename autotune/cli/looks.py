@@ -44,11 +44,12 @@ def lengths(
 ) -> int:
     """Show how long the rows are in tokens, and what each max_length would cut, lose and pad."""
     from autotune.report import lengths as view
+    from autotune.report import pictures
     from autotune.tuner import Tuner
 
     if plot is not None:
         common.check_file(plot, "--plot")
-        view.check_plot(plot)
+        pictures.check_plot(plot)
     tuner = Tuner(
         model,
         dataset,

@@ -73,14 +73,14 @@ def estimate(
     """Predict what one configuration takes on a card that is not here, and if it fits."""
     from autotune.estimate import Estimator
     from autotune.probe import trl_file
-    from autotune.report import estimated_text, lengths, makeup
+    from autotune.report import estimated_text, makeup, pictures
 
     limit_s = common.duration_s(probe_timeout, "--probe-timeout")
     assert limit_s is not None  # the option has a default
     devices = [part for part in device.split(",") if part.strip()]
     if plot is not None:
         common.check_file(plot, "--plot")
-        lengths.check_plot(plot)
+        pictures.check_plot(plot)
         if len(devices) > 1:
             raise UsageError("--plot draws one card.", hint="Give --device a single one.")
     read = trl_file.read(file)

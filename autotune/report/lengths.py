@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from autotune.report.cells import percent
-from autotune.report.pictures import check_plot as check_plot
 from autotune.report.pictures import new_figure, save_figure
 from autotune.space.context import DataProfile
 

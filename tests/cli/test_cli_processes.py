@@ -113,6 +113,9 @@ def test_a_signal_in_the_first_moments_of_a_search(number: signal.Signals) -> No
         # Python itself handles SIGINT; ours is there as soon as SIGTERM is caught as well.
         if mask & (1 << (signal.SIGTERM - 1)):
             break
+        time.sleep(0.001)
+    else:
+        pytest.fail("the signals were never caught")
     process.send_signal(number)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
