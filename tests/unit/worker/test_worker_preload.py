@@ -42,6 +42,18 @@ def test_a_broken_module_is_noted_and_the_rest_imported(
     assert "not_there_at_all" in loaded.errors
 
 
+def test_what_ends_in_brackets_is_called(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "ready_one.py").write_text(
+        "calls = []\ndef install():\n    calls.append(1)\n"
+        "def refuse():\n    raise RuntimeError('too old')\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    loaded = preload.preload(("ready_one", "ready_one:install()", "ready_one:refuse()"))
+    assert sys.modules["ready_one"].calls == [1]
+    assert loaded.errors == {"ready_one": "RuntimeError: too old"}
+
+
 def test_an_initialised_cuda_is_not_safe_to_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", fake_torch(initialized=True))
     assert "initialised CUDA after the import of json" in preload.preload(("json",)).unsafe
