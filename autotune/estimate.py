@@ -22,7 +22,7 @@ from autotune.probe.spec import ProbeSpec
 from autotune.probe.trl_file import TrlFile, hint_for_file
 from autotune.report.estimated import CardEstimate, Estimate
 from autotune.runfolder import RunFolder
-from autotune.space.context import DataProfile
+from autotune.space.context import DataProfile, ModelFacts
 from autotune.trainers.base import registry as trainers
 from autotune.virtual import cards
 
@@ -91,6 +91,7 @@ class Estimator:
             folder.work.mkdir(exist_ok=True)
             answer = self._prepare(folder, executor)
             data = DataProfile.from_dict(answer["data"])
+            model = ModelFacts.from_dict(answer["model"])
             shared = _Prepared(
                 config=self._config, process_env=self._env, data_folder=answer["data_folder"]
             )
@@ -103,7 +104,7 @@ class Estimator:
             cards=tuple(found),
             coverage=trl_config.coverage(self._config, data),
             data=self._data_line(data),
-            notes=(*self._notes, *self._assumptions(data)),
+            notes=(*self._notes, *self._assumptions(data), *model.notices(predicted=True)),
         )
 
     @contextlib.contextmanager

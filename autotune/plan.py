@@ -184,6 +184,7 @@ class Plan:
                 f"which transformers does not know; trl trains {model.architecture} in its place, "
                 "and so do the probes."
             )
+        found.extend(model.notices(predicted=self.context.device.is_virtual))
         if data.num_empty_rows:
             found.append(
                 f"{data.num_empty_rows:,} rows of the data are null or empty. The probes leave "

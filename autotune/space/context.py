@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+_MOSTLY = 0.9
+"""Share of parameters below which quantising the rest is not what a user expects of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceInfo:
@@ -74,6 +77,9 @@ class ModelFacts:
         quantized: Whether the checkpoint itself is already quantised.
         declared_architecture: Class name that the config gives, which transformers may not know;
             TRL then takes the class for the model type. Empty if not known.
+        num_experts: Experts per layer of a mixture of experts; 0 for other models.
+        share_in_linear: Share (0 to 1) of the parameters in linear layers and embeddings: what is
+            outside of them, such as fused experts, bitsandbytes does not quantise.
     """
 
     model_type: str
@@ -87,6 +93,25 @@ class ModelFacts:
     has_chat_template: bool = False
     quantized: bool = False
     declared_architecture: str = ""
+    num_experts: int = 0
+    share_in_linear: float = 1.0
+
+    def notices(self, *, predicted: bool) -> tuple[str, ...]:
+        """Return what a user should know about figures of such a model, in whole sentences."""
+        found = []
+        if self.num_experts and predicted:
+            found.append(
+                f"The model is a mixture of {self.num_experts} experts per layer. That its memory "
+                "is predicted well was not checked on a card: kernels for experts differ, and in "
+                "some the routing decides. Verify on the card before you rely on it."
+            )
+        if self.share_in_linear < _MOSTLY:
+            found.append(
+                f"Only {self.share_in_linear * 100:.0f} % of the model's parameters are in linear "
+                "layers and embeddings. bitsandbytes quantises no others, such as fused experts, "
+                "so that 8-bit and 4-bit weights save little."
+            )
+        return tuple(found)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""

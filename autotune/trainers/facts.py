@@ -16,6 +16,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
+from transformers.pytorch_utils import Conv1D
 
 from autotune.errors import UsageError
 from autotune.space.context import ModelFacts
@@ -79,7 +80,29 @@ def model_facts(
         has_chat_template=tokenizer.chat_template is not None,
         quantized=getattr(config, "quantization_config", None) is not None,
         declared_architecture=declared,
+        num_experts=_num_experts(text),
+        share_in_linear=_share_in_linear(shell),
     )
+
+
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+
+
+def _num_experts(text: PretrainedConfig) -> int:
+    found = [getattr(text, name, None) for name in _EXPERTS]
+    return max((number for number in found if isinstance(number, int) and number > 1), default=0)
+
+
+def _share_in_linear(shell: PreTrainedModel) -> float:
+    known = {
+        id(parameter): parameter.numel()
+        for module in shell.modules()
+        # Some models' own class, such as GPT-2's, is another name for a linear layer.
+        if isinstance(module, (torch.nn.Linear, torch.nn.Embedding, Conv1D))
+        for parameter in module.parameters(recurse=False)
+    }
+    total = sum(parameter.numel() for parameter in shell.parameters())
+    return sum(known.values()) / total if total else 1.0
 
 
 def _why_no_causal_lm(config: PretrainedConfig, shell: PreTrainedModel) -> str | None:

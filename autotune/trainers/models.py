@@ -10,6 +10,8 @@ import transformers
 from accelerate import PartialState
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from autotune.virtual.errors import NotVirtual
+
 
 class _RandomWeight:
     """A weight of a checkpoint that does not exist, drawn when it is read.
@@ -65,6 +67,7 @@ def with_random_weights(
     kwargs = dict(model_init_kwargs)
     trust = bool(kwargs.get("trust_remote_code"))
     config = load_config(name, revision=kwargs.pop("revision", None), trust_remote_code=trust)
+    _check_stored(config)
     dtype = kwargs.get("dtype", "float32")
     if isinstance(dtype, str) and dtype != "auto":
         kwargs["dtype"] = getattr(torch, dtype)
@@ -83,6 +86,24 @@ def with_random_weights(
     # Lost when no path is given; TRL finds the tokenizer by it.
     model.config._name_or_path = name
     return model
+
+
+def _check_stored(config: PretrainedConfig) -> None:
+    """Check that weights can be stored on a virtual card as they would be on a real one.
+
+    Raises:
+        NotVirtual: If only a real card could tell: without one, transformers dequantises.
+    """
+    stored = getattr(config, "quantization_config", None)
+    if stored is None or PartialState().device.type != "virtual":
+        return
+    method = stored.get("quant_method") if isinstance(stored, dict) else stored.quant_method
+    name = str(getattr(method, "value", method))
+    if name not in ("bitsandbytes", "None"):
+        raise NotVirtual(
+            f"a checkpoint quantised by {name}",
+            "on a machine without a card transformers dequantises its weights",
+        )
 
 
 def _from_pretrained(

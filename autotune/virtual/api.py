@@ -31,7 +31,9 @@ def accelerator(card: str | Card) -> Iterator[Trace]:
     """Run the block's PyTorch code on a pretend ``card``; yield the trace of what it allocates.
 
     Inside, ``torch.device("virtual")`` exists, and Trainers of transformers and TRL choose it.
-    Tensors there have no data: losses read as 1.0, comparisons of unknown values as false.
+    Tensors there have no data: losses read as 1.0, numbers are finite, comparisons of unknown
+    values are false, and unknown masks select everything. What was made in an earlier block is not
+    counted in this one: make model and optimizer inside.
 
     Args:
         card: A name as in ``--device virtual:NAME``, or a :class:`~autotune.virtual.cards.Card`.

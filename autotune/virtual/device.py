@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from autotune.errors import PrerequisiteError
-from autotune.virtual import attention, autocast, guard, kernels, special
+from autotune.virtual import attention, autocast, guard, hostmemory, kernels, special, values
 from autotune.virtual.state import current
 
 DEVICE_TYPE = "virtual"
@@ -56,20 +56,40 @@ def install() -> None:
 
 
 def _copy_storages() -> None:
-    """Let storages of the device be copied (``copy.deepcopy``) without reading their addresses.
+    """Let storages be copied on, to and from the device without reading their addresses.
 
-    PyTorch asks the device for an allocator, in C++, where a device made in Python has none. Lasts
-    as long as the device: tensors may outlive the block that they were made in.
+    PyTorch asks the device for an allocator, in C++, where a device made in Python has none:
+    ``copy.deepcopy``, ``torch.save`` and ``torch.load`` end the process. Lasts as long as the
+    device: tensors may outlive the block that they were made in.
     """
     base = torch.storage._StorageBase
-    usual = base.clone
+    clone, cpu, to = base.clone, base.cpu, base.to
 
-    def clone(storage: Any) -> Any:
+    def clone_(storage: Any) -> Any:
+        return _new_storage(storage) if storage.device.type == DEVICE_TYPE else clone(storage)
+
+    def cpu_(storage: Any) -> Any:
         if storage.device.type != DEVICE_TYPE:
-            return usual(storage)
-        return kernels.new((storage.nbytes(),), torch.uint8, "clone").untyped_storage()
+            return cpu(storage)
+        known = values.bytes_of(storage)
+        if known is not None:
+            return known.untyped_storage()
+        nbytes = storage.nbytes()
+        return hostmemory.empty((nbytes,), (1,), torch.uint8).untyped_storage()
 
-    base.clone = clone
+    def to_(storage: Any, *, device: Any, non_blocking: bool = False) -> Any:
+        there = torch.device(device)
+        if storage.device.type == DEVICE_TYPE and there.type == "cpu":
+            return cpu_(storage)
+        if storage.device.type != DEVICE_TYPE and there.type == DEVICE_TYPE:
+            return _new_storage(storage)
+        return to(storage, device=device, non_blocking=non_blocking)
+
+    base.clone, base.cpu, base.to = clone_, cpu_, to_
+
+
+def _new_storage(like: Any) -> Any:
+    return kernels.new((like.nbytes(),), torch.uint8, "clone").untyped_storage()
 
 
 _SETUP = "_setup_privateuseone_for_python_backend"

@@ -7,6 +7,7 @@ meta kernels, once per distinct call; then the plan is reused.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -47,6 +48,8 @@ def generic(op: Any, *args: Any, **kwargs: Any) -> Any:
     phase = None if session is None else session.charge(plan)
     for position, shape in plan.resized:
         argument(args, kwargs, position).resize_(shape)
+    for position in plan.forgets:
+        values.forget_all(argument(args, kwargs, position))
     if plan.whole:
         known = _with_values(op, plan, args, kwargs)
         if known is not None:
@@ -147,7 +150,7 @@ def _with_values(op: Any, plan: Plan, args: Any, kwargs: Mapping[str, Any]) -> A
         for position in in_place:
             values.forget(argument(args, kwargs, position))
         return None
-    with torch.no_grad():
+    with torch.no_grad(), _own_generator(op):
         found = op(*host_args, **host_kwargs)
     if plan.name in _BLANK:
         # Anything is right for what was never written, but the same in every run.
@@ -164,6 +167,13 @@ def _with_values(op: Any, plan: Plan, args: Any, kwargs: Mapping[str, Any]) -> A
         values.know(result, host)
         results.append(result)
     return results[0] if plan.single else tuple(results)
+
+
+def _own_generator(op: Any) -> contextlib.AbstractContextManager[Any]:
+    """Return a block in which numbers are drawn as by a card's generator: not the host's."""
+    if torch.Tag.nondeterministic_seeded in op.tags:
+        return torch.random.fork_rng(devices=[])  # type: ignore[no-any-return]
+    return contextlib.nullcontext()
 
 
 _BLANK = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})

@@ -35,6 +35,8 @@ class Plan(NamedTuple):
         scratch_bytes: Memory the card's kernel takes while it runs.
         whole: Whether it only concerns whole-number tensors, whose values may be known.
         resized: Positions of ``out`` arguments that take another shape, and which.
+        forgets: Positions of arguments that are written, of which something may have been known
+            that no longer holds.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Plan(NamedTuple):
     scratch_bytes: tuple[int, ...]
     whole: bool
     resized: tuple[tuple[int, tuple[int, ...]], ...]
+    forgets: tuple[int, ...]
 
 
 def to_meta(value: Any) -> Any:
@@ -89,6 +92,7 @@ def make_plan(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan
 
     Raises:
         NotVirtual: If PyTorch can't tell the shapes of its results without data.
+        RuntimeError: If it would fail on a card, since tensors of the host are among its inputs.
     """
     schema = op._schema
     written = {
@@ -101,6 +105,7 @@ def make_plan(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan
     given = {**{name: i for i, name in enumerate(names[: len(args)])}}
     given.update({name: len(args) + i for i, name in enumerate(kwargs)})
     inputs = list(tensors_in((*args, *kwargs.values())))
+    _check_devices(op, inputs)
     all_in_place = bool(written) and all(
         item.alias_info is not None and item.alias_info.is_write for item in schema.returns
     )
@@ -142,6 +147,9 @@ def make_plan(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan
         returns = _describe(schema, results, returns)
         outputs = [item for item in results if isinstance(item, _Tensor)]
     dtypes = [t.dtype for t in (*inputs, *outputs)]
+    whole = all(dtype in values.KNOWN_DTYPES for dtype in dtypes) and all(
+        t.numel() <= values.MAX_ELEMENTS for t in (*inputs, *outputs)
+    )
     floating = next((d for d in dtypes if d.is_floating_point), None)
     return Plan(
         name=op._schema.name.partition("::")[2],
@@ -152,10 +160,40 @@ def make_plan(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan
         moved_bytes=float(sum(dense_bytes(t) for t in (*inputs, *outputs))),
         dtype=floating,
         scratch_bytes=scratch.scratch_bytes(op, meta_args, meta_kwargs, outputs),
-        whole=all(dtype in values.KNOWN_DTYPES for dtype in dtypes)
-        and all(t.numel() <= values.MAX_ELEMENTS for t in (*inputs, *outputs)),
+        whole=whole,
         resized=resized,
+        forgets=() if whole else _forgets(schema, given, args, kwargs),
     )
+
+
+def _forgets(
+    schema: Any, given: Mapping[str, int], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """Return where tensors are written that could have known values."""
+    return tuple(
+        given[item.name]
+        for item in schema.arguments
+        if item.alias_info is not None and item.alias_info.is_write and item.name in given
+        for found in (argument(args, kwargs, given[item.name]),)
+        if any(t.dtype in values.KNOWN_DTYPES or t.numel() == 1 for t in tensors_in((found,)))
+    )
+
+
+_FROM_HOST = frozenset({"index", "index_put_", "_index_put_impl_", "_unsafe_index"})
+"""Operators that take indices of the host to the device themselves."""
+
+
+def _check_devices(op: Any, inputs: list[torch.Tensor]) -> None:
+    """Raise as PyTorch's kernels for cards do; single numbers may come from the host."""
+    space, _, name = op._schema.name.partition("::")
+    if space != "aten" or name in _FROM_HOST:
+        return
+    places = {str(tensor.device) for tensor in inputs if not tensor.is_cpu or tensor.dim()}
+    if len(places) > 1:
+        raise RuntimeError(
+            "Expected all tensors on the same device, but found at least two devices, "
+            f"{' and '.join(sorted(places))}! (in {name})"
+        )
 
 
 def _on_meta(op: Any, args: list[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -231,7 +269,7 @@ def call_key(values_: Iterable[Any]) -> tuple[Any, ...]:
     parts: list[Any] = []
     for value in values_:
         if isinstance(value, _Tensor):
-            parts.append((value.shape, value.stride(), value.dtype))
+            parts.append((value.shape, value.stride(), value.dtype, value.is_cpu))
         elif isinstance(value, (list, tuple)):
             parts.append(call_key(value))
         else:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 
-from autotune.virtual import values
+from autotune.virtual import hostmemory, layers, values
 from autotune.virtual.kernels import generic, new
 from autotune.virtual.state import current
 
 aten = torch.ops.aten
-_SMALL_BYTES = 1 << 12
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 
@@ -45,7 +45,7 @@ def copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = F
         session.trace.hold_on_host(target.untyped_storage(), target.untyped_storage().nbytes())
     if known is not None:
         target.copy_(known)
-    elif nbytes <= _SMALL_BYTES:
+    elif nbytes <= hostmemory.SMALL_BYTES:
         # Losses and norms are read on the host; any finite number will do.
         target.fill_(1)
     return target
@@ -80,9 +80,20 @@ def to_copy(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     if device is None or device.type == tensor.device.type:
         return generic(aten._to_copy.default, tensor, **kwargs)
     dtype = kwargs.get("dtype") or tensor.dtype
-    target = torch.empty_like(tensor, dtype=dtype, device=device)
+    if device.type == "cpu":
+        target = _on_host(tensor, dtype)
+    else:
+        target = torch.empty_like(tensor, dtype=dtype, device=device)
     copy_from(tensor, target, non_blocking)
     return target
+
+
+def _on_host(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor on the host that a copy of ``tensor`` fits into."""
+    kept = aten.empty_like.default(_meta(tensor))
+    if values.value_of(tensor) is not None:
+        return torch.empty_strided(kept.shape, kept.stride(), dtype=dtype)
+    return hostmemory.empty(kept.shape, kept.stride(), dtype)
 
 
 def empty_like(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
@@ -92,6 +103,8 @@ def empty_like(tensor: torch.Tensor, **kwargs: Any) -> torch.Tensor:
     if device is None or device.type == tensor.device.type:
         return generic(aten.empty_like.default, tensor, **kwargs)
     dtype = kwargs.get("dtype") or tensor.dtype
+    if device.type == "cpu":
+        return _on_host(tensor, dtype)
     kept = aten.empty_like.default(_meta(tensor))
     return torch.empty_strided(kept.shape, kept.stride(), dtype=dtype, device=device)
 
@@ -108,6 +121,8 @@ def clone(tensor: torch.Tensor, *, memory_format: Any = None) -> torch.Tensor:
 def local_scalar_dense(tensor: torch.Tensor) -> Any:
     """Return a value to the host: the known one, or 1, which stands for any finite number."""
     known = values.value_of(tensor)
+    if known is None:
+        known = values.flag_of(tensor)
     if known is not None:
         return known.item()
     session = current()
@@ -173,10 +188,57 @@ def index_put_impl_(
 
 
 def equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Compare two tensors; those without known values are taken to differ."""
+    """Compare two tensors; those without known values are taken to differ, but not from itself."""
+    if a.dtype == b.dtype and a.device == b.device and _same(a, b):
+        return True
     left = values.value_of(a) if _is_virtual(a) else a
     right = values.value_of(b) if _is_virtual(b) else b
     return left is not None and right is not None and torch.equal(left, right)
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are the same part of the same storage."""
+    layouts = [
+        (t.untyped_storage()._cdata, t.storage_offset(), t.shape, t.stride()) for t in (a, b)
+    ]
+    return layouts[0] == layouts[1]
+
+
+def _against_itself(op: Any, answer: bool) -> Any:
+    """Return a kernel that compares tensors: a number without a value is not a NaN."""
+
+    def kernel(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        result = generic(op, a, b)
+        if a.dtype.is_floating_point and _same(a, b):
+            values.know(result, torch.tensor(answer).expand(result.shape))
+        return result
+
+    return kernel
+
+
+def _against_infinity(op: Any, answer: bool) -> Any:
+    """Return a kernel that compares with a number: one without a value is finite."""
+
+    def kernel(a: torch.Tensor, b: Any) -> torch.Tensor:
+        result = generic(op, a, b)
+        if a.dtype.is_floating_point and isinstance(b, float) and math.isinf(b):
+            values.know(result, torch.tensor(answer).expand(result.shape))
+        return result
+
+    return kernel
+
+
+def isnan(tensor: torch.Tensor) -> torch.Tensor:
+    """Return false for every number: those without a value are finite."""
+    result = generic(aten.isnan.default, tensor)
+    values.know(result, torch.tensor(False).expand(result.shape))
+    return result
+
+
+def unscale_(grads: Any, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
+    """Take a gradient scaler's factor off the gradients, which are finite."""
+    generic(aten._amp_foreach_non_finite_check_and_unscale_.default, grads, found_inf, inv_scale)
+    values.know_flag(found_inf, 0.0)
 
 
 def _dependent(name: str, op: Any) -> Any:
@@ -253,17 +315,6 @@ def set_tensor(tensor: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     return _place(tensor, storage, offset, source.shape, source.stride())
 
 
-def convolution(*args: Any) -> Any:
-    """Convolve: PyTorch asks other devices than its own under this name."""
-    return generic(aten.convolution.default, *args)
-
-
-def convolution_backward(grad: Any, tensor: Any, weight: Any, *args: Any) -> Any:
-    """Return the gradients of a convolution's input, weight and bias."""
-    bias = [weight.shape[1] * args[-2] if args[3] else weight.shape[0]]
-    return generic(aten.convolution_backward.default, grad, tensor, weight, bias, *args)
-
-
 def record_stream(tensor: torch.Tensor, stream: Any) -> None:
     """Do nothing: there is one stream, in order."""
 
@@ -286,6 +337,12 @@ SPECIAL = {
     "index_put_": index_put_,
     "_index_put_impl_": index_put_impl_,
     "equal": equal,
+    "eq.Tensor": _against_itself(aten.eq.Tensor, answer=True),
+    "ne.Tensor": _against_itself(aten.ne.Tensor, answer=False),
+    "eq.Scalar": _against_infinity(aten.eq.Scalar, answer=False),
+    "ne.Scalar": _against_infinity(aten.ne.Scalar, answer=True),
+    "isnan": isnan,
+    "_amp_foreach_non_finite_check_and_unscale_": unscale_,
     "_unique2": _dependent("_unique2", aten._unique2.default),
     "unique_dim": _dependent("unique_dim", aten.unique_dim.default),
     "unique_consecutive": _dependent("unique_consecutive", aten.unique_consecutive.default),
@@ -298,8 +355,7 @@ SPECIAL = {
     "set_.source_Storage": set_storage,
     "set_.source_Storage_storage_offset": set_storage_offset,
     "set_.source_Tensor": set_tensor,
-    "convolution_overrideable": convolution,
-    "convolution_backward_overrideable": convolution_backward,
+    **layers.SPECIAL,
     "record_stream": record_stream,
     "is_pinned": is_pinned,
 }

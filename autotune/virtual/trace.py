@@ -188,7 +188,10 @@ class Trace:
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Return the number of the storage behind ``tensor``; None if it is not traced."""
-        alive = self._alive.get(tensor.untyped_storage()._cdata)
+        try:
+            alive = self._alive.get(tensor.untyped_storage()._cdata)
+        except NotImplementedError:
+            return None  # a wrapper of torch.func, around a tensor that is counted by itself
         return None if alive is None else alive.number
 
     def tag(self, tensors: Iterable[torch.Tensor], kind: str) -> None:

@@ -21,6 +21,7 @@ KNOWN_DTYPES = frozenset(
 )
 
 _shadows: dict[int, tuple[Any, torch.Tensor]] = {}
+_flags: dict[int, tuple[Any, float]] = {}
 
 
 def know(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -29,6 +30,7 @@ def know(tensor: torch.Tensor, value: torch.Tensor) -> None:
     Of a part of a storage that is not known as a whole, nothing is noted.
     """
     if value.dtype not in KNOWN_DTYPES or tensor.numel() > MAX_ELEMENTS:
+        forget(tensor)
         return
     storage = tensor.untyped_storage()
     if storage.nbytes() != tensor.numel() * tensor.element_size():
@@ -42,6 +44,7 @@ def know(tensor: torch.Tensor, value: torch.Tensor) -> None:
 
 def _drop(key: int, _: object) -> None:
     _shadows.pop(key, None)
+    _flags.pop(key, None)
 
 
 def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -63,12 +66,41 @@ def value_of(tensor: torch.Tensor) -> torch.Tensor | None:
     return flat.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
+def bytes_of(storage: Any) -> torch.Tensor | None:
+    """Return a copy of a storage's bytes, on the host; None if they are not known. Shape (N,)."""
+    found = _shadows.get(storage._cdata)
+    if found is None:
+        return None
+    return torch.empty(0, dtype=torch.uint8).set_(found[1].untyped_storage().clone())
+
+
+def know_flag(tensor: torch.Tensor, value: float) -> None:
+    """Note a floating point number that only says yes or no, until it is written to again."""
+    storage = tensor.untyped_storage()
+    key = storage._cdata
+    _flags[key] = (weakref.ref(storage, partial(_drop, key)), value)
+
+
+def flag_of(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return what :func:`know_flag` noted."""
+    found = _flags.get(tensor.untyped_storage()._cdata) if _flags else None
+    return None if found is None else torch.tensor(found[1], dtype=tensor.dtype)
+
+
 def forget(tensor: torch.Tensor) -> None:
     """Drop what was known of the storage behind ``tensor``: something else was written to it."""
-    if _shadows:
-        _shadows.pop(tensor.untyped_storage()._cdata, None)
+    if _shadows or _flags:
+        _drop(tensor.untyped_storage()._cdata, None)
+
+
+def forget_all(items: Any) -> None:
+    """Drop what was known of a tensor, or of each in a list."""
+    for item in items if isinstance(items, (list, tuple)) else (items,):
+        if isinstance(item, torch.Tensor):
+            forget(item)
 
 
 def clear() -> None:
     """Drop everything that is known."""
     _shadows.clear()
+    _flags.clear()
