@@ -140,6 +140,9 @@ class DataProfile:
         format: Data format, such as ``messages`` or ``prompt-completion``.
         fingerprint: Digest of the tokenised rows.
         num_empty_rows: Rows without a token, dropped before anything else.
+        sequences_per_row: Sequences that the model sees per row: 2 for pairs of preferences.
+            ``length_counts`` and the tables then speak of the longer one.
+        column_counts: Per column, token length to number of rows; empty if rows have one only.
     """
 
     num_rows: int
@@ -153,6 +156,8 @@ class DataProfile:
     format: str
     fingerprint: str
     num_empty_rows: int = 0
+    sequences_per_row: int = 1
+    column_counts: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
 
     @property
     def longest(self) -> int:
@@ -161,8 +166,8 @@ class DataProfile:
 
     @property
     def mean_length(self) -> float:
-        """Return the mean length of a row, in tokens."""
-        return self.num_tokens / self.num_rows
+        """Return the mean length of a sequence, in tokens."""
+        return self.num_tokens / (self.num_rows * self.sequences_per_row)
 
     def quantile(self, share: float) -> int:
         """Return the smallest length that a ``share`` (0 to 1) of the rows do not exceed."""
@@ -208,17 +213,31 @@ class DataProfile:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         data = asdict(self)
-        data["length_counts"] = {str(key): value for key, value in self.length_counts.items()}
+        data["length_counts"] = _with_text_keys(self.length_counts)
+        data["column_counts"] = {
+            name: _with_text_keys(counts) for name, counts in self.column_counts.items()
+        }
         return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> DataProfile:
         """Return the record that :meth:`to_dict` wrote."""
         values = dict(data)
-        values["length_counts"] = {int(k): v for k, v in values["length_counts"].items()}
+        values["length_counts"] = _with_numbers(values["length_counts"])
+        values["column_counts"] = {
+            name: _with_numbers(counts) for name, counts in values.get("column_counts", {}).items()
+        }
         for name in ("max_lengths", "loss_tokens_kept", "rows_cut", "rows_dropped"):
             values[name] = tuple(values[name])
         return cls(**values)
+
+
+def _with_text_keys(counts: Mapping[int, int]) -> dict[str, int]:
+    return {str(key): value for key, value in counts.items()}
+
+
+def _with_numbers(counts: Mapping[str, int]) -> dict[int, int]:
+    return {int(key): value for key, value in counts.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

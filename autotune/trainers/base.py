@@ -88,7 +88,9 @@ LAID_ASIDE: Mapping[str, object] = {
 """What a probe sets these keys to where a configuration has them."""
 
 registry: Registry[Callable[[], TrainerAdapter]] = Registry(
-    "trainer", group="autotune.trainers", builtin=("autotune.trainers.sft",)
+    "trainer",
+    group="autotune.trainers",
+    builtin=("autotune.trainers.sft", "autotune.trainers.dpo"),
 )
 
 

@@ -101,24 +101,26 @@ def accumulation(spec: ProbeSpec) -> int:
 class CountingCollator:
     """The trainer's own collator, which also tells the recorder what each micro-batch holds.
 
-    Shapes: ``input_ids`` and ``labels`` are (B, L): B rows (1 if flattened), L padded tokens.
+    Args:
+        inner: The trainer's.
+        count: Says of rows and their batch how many tokens, positions and tokens with loss it has.
+        recorder: Told of each batch.
     """
 
-    def __init__(self, inner: Callable[[Sequence[Any]], Any], recorder: Recorder) -> None:
+    def __init__(
+        self,
+        inner: Callable[[Sequence[Any]], Any],
+        count: Callable[[Sequence[Any], Any], Mapping[str, int]],
+        recorder: Recorder,
+    ) -> None:
         self._inner = inner
+        self._count = count
         self._recorder = recorder
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Any:
         """Collate ``rows`` into a batch and count it."""
-        num_tokens = sum(len(row["input_ids"]) for row in rows)
         batch = self._inner(rows)
-        labels = batch["labels"]
-        self._recorder.count(
-            num_tokens=num_tokens,
-            num_positions=batch["input_ids"].numel(),
-            num_loss_tokens=int((labels[..., 1:] != -100).sum()),
-            num_rows=len(rows),
-        )
+        self._recorder.count(**self._count(rows, batch), num_rows=len(rows))
         return batch
 
 
@@ -176,8 +178,16 @@ class RecorderCallback(TrainerCallback):  # type: ignore[misc]
 class Session:
     """A built trainer and the rows laid out for it."""
 
-    def __init__(self, trainer: Any, spec: ProbeSpec, num_steps: int, facts: dict[str, Any]):
+    def __init__(
+        self,
+        trainer: Any,
+        spec: ProbeSpec,
+        num_steps: int,
+        facts: dict[str, Any],
+        count: Callable[[Sequence[Any], Any], Mapping[str, int]],
+    ) -> None:
         self._trainer = trainer
+        self._count = count
         self._spec = spec
         self._num_steps = num_steps
         self._facts = facts
@@ -186,7 +196,7 @@ class Session:
         """Train, with the recorder listening."""
         trainer = self._trainer
         recorder.describe_run(**self._facts)
-        trainer.data_collator = CountingCollator(trainer.data_collator, recorder)
+        trainer.data_collator = CountingCollator(trainer.data_collator, self._count, recorder)
         trainer.add_callback(
             RecorderCallback(recorder, num_steps=self._num_steps, phases=self._spec.phases)
         )
@@ -217,9 +227,40 @@ class HfAdapter(ABC):
         ...
 
     @abstractmethod
-    def row_lengths(self, dataset: Dataset) -> list[int]:
-        """Return the tokens per row of the processed data set. Shape (N,)."""
+    def row_lengths(self, dataset: Dataset, training_args: Any) -> list[int]:
+        """Return the tokens per row of the processed data set, as batches hold them. Shape (N,).
+
+        Of several sequences per row, the longest one counts.
+        """
         ...
+
+    @abstractmethod
+    def count(self, rows: Sequence[Any], batch: Any) -> Mapping[str, int]:
+        """Return a batch's ``num_tokens``, ``num_positions`` and ``num_loss_tokens``.
+
+        Args:
+            rows: As they lie in the processed data set.
+            batch: What the trainer's collator made of them, on the host.
+        """
+        ...
+
+    def load_model(
+        self, name: str, model_init_kwargs: Mapping[str, Any], quantization: object | None
+    ) -> Any:
+        """Return the model with random weights, of the class that the trainer would load."""
+        return models.with_random_weights(name, model_init_kwargs, quantization)
+
+    def further_arguments(
+        self, spec: ProbeSpec, training_args: Any, load: Callable[[], Any]
+    ) -> dict[str, Any]:
+        """Return arguments of the trainer beyond those that all have.
+
+        Args:
+            spec: The probe's.
+            training_args: The trainer's, parsed.
+            load: Loads the model once more, such as for a reference; with random weights as asked.
+        """
+        return {}
 
     def build(self, spec: ProbeSpec, device: DeviceBackend) -> Session:
         """Return the trainer of ``spec``, built as TRL's script builds it."""
@@ -241,12 +282,18 @@ class HfAdapter(ABC):
         training_args.model_init_kwargs = model_init_kwargs
         rows, rows_per_row = self.load_rows(spec, training_args)
         quantization = get_quantization_config(model_args)
-        model: Any = model_args.model_name_or_path
+        name: str = model_args.model_name_or_path
+        model: Any = name
         tokenizer = AutoTokenizer.from_pretrained(
-            model, revision=model_args.model_revision, trust_remote_code=spec.trust_remote_code
+            name, revision=model_args.model_revision, trust_remote_code=spec.trust_remote_code
         )
+        stored = quantization
+
+        def load() -> Any:
+            return self.load_model(name, model_init_kwargs, stored)
+
         if spec.weights == "random":
-            model = models.with_random_weights(model, model_init_kwargs, quantization)
+            model = load()
             quantization, training_args.model_init_kwargs = None, None
         trainer = self.make_trainer(
             model=model,
@@ -256,13 +303,14 @@ class HfAdapter(ABC):
             processing_class=tokenizer,
             quantization_config=quantization,
             peft_config=get_peft_config(model_args),
+            **self.further_arguments(spec, training_args, load),
         )
         return self._session(trainer, spec, len(rows), rows_per_row)
 
     def _session(self, trainer: Any, spec: ProbeSpec, num_raw: int, scale: float) -> Session:
         processed = trainer.train_dataset
         schedule = plan(
-            self.row_lengths(processed),
+            self.row_lengths(processed, trainer.args),
             batch_size=trainer.args.per_device_train_batch_size,
             accumulation=trainer.args.gradient_accumulation_steps,
             num_typical_steps=spec.warmup_steps + spec.measured_steps,
@@ -283,7 +331,7 @@ class HfAdapter(ABC):
         if "eval" in spec.phases:
             worst = schedule.rows[: trainer.args.per_device_eval_batch_size * 2]
             trainer.eval_dataset = processed.select(worst)
-        return Session(trainer, spec, schedule.num_steps, facts)
+        return Session(trainer, spec, schedule.num_steps, facts, self.count)
 
 
 def prepared_rows(spec: ProbeSpec) -> Dataset:

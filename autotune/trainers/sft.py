@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from datasets import Dataset
@@ -12,6 +12,7 @@ from autotune.probe.spec import ProbeSpec
 from autotune.trainers.base import registry
 from autotune.trainers.hf import HfAdapter, accumulation, prepared_rows
 from autotune.trainers.schedule import num_steps, subset
+from autotune.trainers.sft_checks import IGNORED
 
 
 class SftAdapter(HfAdapter):
@@ -50,9 +51,20 @@ class SftAdapter(HfAdapter):
         # Packing needs contiguous columns of its own.
         return rows.select_columns(["input_ids", "labels"]), num_rows / len(chosen)
 
-    def row_lengths(self, dataset: Dataset) -> list[int]:
+    def row_lengths(self, dataset: Dataset, training_args: Any) -> list[int]:
         """Return the tokens per processed row."""
         return [len(row) for row in dataset["input_ids"]]
+
+    def count(self, rows: Sequence[Any], batch: Any) -> Mapping[str, int]:
+        """Return a batch's counts; trained tokens are all that are not padding.
+
+        Shapes: ``input_ids`` and ``labels`` are (B, L): B rows (1 if flattened), L padded tokens.
+        """
+        return {
+            "num_tokens": sum(len(row["input_ids"]) for row in rows),
+            "num_positions": batch["input_ids"].numel(),
+            "num_loss_tokens": int((batch["labels"][..., 1:] != IGNORED).sum()),
+        }
 
 
 registry.register("sft", SftAdapter)

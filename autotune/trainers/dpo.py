@@ -1,0 +1,168 @@
+"""Direct preference optimisation: TRL's ``DPOTrainer``.
+
+A row is a pair: the model sees the prompt with the chosen and with the rejected completion, both
+padded to the longest of the batch, so that a micro-batch of B rows is 2 B sequences. Trained
+tokens are those of both sequences that are not padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+from datasets import Dataset
+from trl import DPOConfig, DPOTrainer
+
+from autotune.errors import UsageError
+from autotune.probe.spec import ProbeSpec
+from autotune.trainers import columns, preparing
+from autotune.trainers.base import registry
+from autotune.trainers.hf import HfAdapter, accumulation, prepared_rows
+from autotune.trainers.loading import open_dataset
+from autotune.trainers.schedule import num_steps, subset
+
+PARTS = ("prompt", "chosen", "rejected")
+ROWS_KEPT = 200
+"""TRL tokenises the pairs in every probe, so that no more are given to it than it takes."""
+
+
+class DpoAdapter(HfAdapter):
+    """Builds ``DPOTrainer`` on raw pairs, of which the lengths are known."""
+
+    name: ClassVar[str] = "dpo"
+
+    def config_class(self) -> type:
+        """Return ``DPOConfig``."""
+        return DPOConfig  # type: ignore[no-any-return]
+
+    def make_trainer(self, **kwargs: Any) -> Any:
+        """Return the ``DPOTrainer``."""
+        return DPOTrainer(**kwargs)
+
+    def further_arguments(
+        self, spec: ProbeSpec, training_args: Any, load: Callable[[], Any]
+    ) -> dict[str, Any]:
+        """Return the reference model where TRL would load one; it would load real weights."""
+        needs_none = spec.config.get("use_peft") or training_args.precompute_ref_log_probs
+        return {} if needs_none or spec.weights == "real" else {"ref_model": load()}
+
+    def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Tokenise the pairs to know their lengths; keep the pairs as they are.
+
+        Raises:
+            UsageError: If no row can be trained on.
+        """
+        opened = preparing.open_request(DPOConfig, request)
+        folder = Path(request["folder"])
+        raw = open_dataset(opened.script_args, opened.dataset_args)
+        columns.require(self.name, raw.column_names)
+        tokens = _tokenise(raw, opened, folder)
+        lengths = {part: [len(ids) for ids in tokens[f"{part}_ids"]] for part in PARTS}
+        longest = [
+            prompt + max(chosen, rejected)
+            for prompt, chosen, rejected in zip(*lengths.values(), strict=True)
+        ]
+        profile = preparing.profile_of(
+            _described(tokens),
+            longest,
+            extra_lengths=request.get("max_lengths", ()),
+            kind="preference, conversational" if _is_chat(raw) else "preference",
+            sequences_per_row=2,
+            columns=lengths,
+        )
+        kept = raw.add_column("num_tokens", longest).add_column("num_prompt", lengths["prompt"])
+        return preparing.answer(opened, kept, profile, folder)
+
+    def load_rows(self, spec: ProbeSpec, training_args: Any) -> tuple[Dataset, float]:
+        """Return enough pairs for the probe, and the share left out."""
+        rows = prepared_rows(spec)
+        limit = training_args.max_length
+        batch_size = training_args.per_device_train_batch_size
+        steps = num_steps(spec.warmup_steps + spec.measured_steps, spec.first_worst_steps)
+        # TRL drops pairs whose prompt alone fills max_length.
+        usable = [
+            number
+            for number, length in enumerate(rows["num_prompt"])
+            if limit is None or training_args.truncation_mode != "keep_start" or length < limit
+        ]
+        lengths = rows["num_tokens"]
+        chosen = subset(
+            [lengths[number] for number in usable],
+            num_needed=batch_size * accumulation(spec) * steps,
+            num_longest=2 * batch_size,
+            seed=spec.seed,
+            at_least=ROWS_KEPT,
+        )
+        found = rows.select([usable[number] for number in chosen])
+        return found.remove_columns(["num_tokens", "num_prompt"]), len(rows) / len(found)
+
+    def row_lengths(self, dataset: Dataset, training_args: Any) -> list[int]:
+        """Return the tokens of each pair's longer sequence, as the collator cuts it."""
+        limit = training_args.max_length
+        lengths = [
+            len(prompt) + max(len(chosen), len(rejected))
+            for prompt, chosen, rejected in zip(
+                *(dataset[f"{part}_ids"] for part in PARTS), strict=True
+            )
+        ]
+        return lengths if limit is None else [min(length, limit) for length in lengths]
+
+    def count(self, rows: Sequence[Any], batch: Any) -> Mapping[str, int]:
+        """Return a batch's counts. Shapes: (2 B, L), the chosen sequences first."""
+        return {
+            "num_tokens": int(batch["attention_mask"].sum()),
+            "num_positions": batch["input_ids"].numel(),
+            "num_loss_tokens": int(batch["completion_mask"][..., 1:].sum()),
+        }
+
+
+def _is_chat(raw: Dataset) -> bool:
+    return isinstance(raw[0]["chosen"], list)
+
+
+def _tokenise(raw: Dataset, opened: preparing.Opened, folder: Path) -> Dataset:
+    """Return the pairs as ``DPOTrainer`` itself tokenises them."""
+    args = DPOConfig(
+        output_dir=str(folder / "output"),
+        max_length=None,
+        precompute_ref_log_probs=False,
+        dataset_num_proc=opened.training_args.dataset_num_proc,
+        **preparing.ON_HOST,
+    )
+    tokenizer = opened.tokenizer
+    model = preparing.smallest_model(len(tokenizer))
+    try:
+        trainer = DPOTrainer(
+            model=model,
+            ref_model=preparing.smallest_model(len(tokenizer)),
+            args=args,
+            train_dataset=raw,
+            processing_class=tokenizer,
+        )
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise preparing.explained(error) from error
+    found = trainer.train_dataset
+    if not any(map(len, found["chosen_ids"])) and not any(map(len, found["rejected_ids"])):
+        raise UsageError(
+            "no pair of the data set has a completion that holds a token.",
+            hint="Check the columns 'chosen' and 'rejected'.",
+        )
+    return found
+
+
+def _described(tokens: Dataset) -> Iterator[preparing.Row]:
+    parts = (tokens[f"{part}_ids"] for part in PARTS)
+    for prompt, chosen, rejected in zip(*parts, strict=True):
+        start = len(prompt)
+        ends = (start + len(chosen), start + len(rejected))
+
+        def kept(limit: int, start: int = start, ends: tuple[int, ...] = ends) -> int:
+            return sum(max(min(limit, end) - start, 0) for end in ends)
+
+        yield preparing.Row(sum(ends), kept, (prompt, chosen, rejected))
+
+
+registry.register("dpo", DpoAdapter)
