@@ -96,7 +96,7 @@ def spaces(
 
 def _check_fixed(space: SearchSpace) -> None:
     """Refuse a key under ``fixed`` that TRL does not know; a search would find out much later."""
-    from autotune.cli.trl_keys import known_keys
+    from autotune.space.trl_keys import known_keys
 
     known = known_keys(space.trainer) if space.fixed else frozenset()
     for key in space.fixed:

@@ -110,8 +110,8 @@ def estimate(
 
 def _check_keys(file: TrlFile) -> None:
     """Refuse a key that TRL does not know; a probe would find out much later."""
-    from autotune.cli.trl_keys import known_keys
     from autotune.probe.trl_config import LAUNCH_KEYS
+    from autotune.space.trl_keys import known_keys
 
     known = known_keys(file.trainer)
     for key in file.config:

@@ -253,6 +253,8 @@ class Context:
         global_batch: Rows per optimizer step, over all devices; never varied by the search.
         num_processes: Data-parallel processes per probe.
         min_coverage: Least share (0 to 1) of loss tokens a candidate must train on.
+        refusals: Per knob, values that were found to fail or to have no effect in this trainer,
+            each with the reason.
     """
 
     trainer: str
@@ -263,3 +265,4 @@ class Context:
     global_batch: int
     num_processes: int = 1
     min_coverage: float = 0.0
+    refusals: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

@@ -29,7 +29,7 @@ def resolve(
             to draw.
     """
     named = {knob.name: knob for knob in knobs}
-    offered = {name: knob for name, knob in registry if context.trainer in knob.trainers}
+    offered = {name: knob for name, knob in registry if knob.is_for(context.trainer)}
     parsed = parse_pins(knobs, context.trainer, pins)
     implied = frozenset(
         name
@@ -70,7 +70,7 @@ def parse_pins(
         UnknownNameError: If a pin names no knob.
         SpaceError: If the knob can never take the value.
     """
-    offered = {name: knob for name, knob in registry if trainer in knob.trainers}
+    offered = {name: knob for name, knob in registry if knob.is_for(trainer)}
     by_name = {**offered, **{knob.name: knob for knob in knobs}}
     for name in pins:
         if name not in by_name:

@@ -14,7 +14,7 @@ from autotune.errors import SpaceError, UnknownNameError
 from autotune.space import loader
 from autotune.space.context import Context
 from autotune.space.fixed import refuse_fixed
-from autotune.space.knob import Knob, registry
+from autotune.space.knob import Knob, not_for, registry
 from autotune.space.pins import parse_pins, resolve
 from autotune.space.plan import in_order
 from autotune.space.resolve import ResolvedSpace
@@ -48,13 +48,10 @@ class SearchSpace:
             if knob.name in seen:
                 raise SpaceError(f"the knob {knob.name!r} is listed twice.")
             seen.add(knob.name)
-            if self.trainer not in knob.trainers:
-                raise SpaceError(
-                    f"the knob {knob.name!r} is not for the trainer {self.trainer!r},"
-                    f" but for {', '.join(knob.trainers)}."
-                )
+            if not knob.is_for(self.trainer):
+                raise SpaceError(f"{not_for(knob, self.trainer)}.")
         in_order(self.knobs)
-        others = [knob for _, knob in registry if self.trainer in knob.trainers]
+        others = [knob for _, knob in registry if knob.is_for(self.trainer)]
         for key, value in self.fixed.items():
             reason = refuse_fixed(key, value, (*self.knobs, *others))
             if reason is not None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from autotune.errors import UnknownNameError
 from autotune.probe.spec import ProbeSpec
 from autotune.registry import Registry
+from autotune.space import trainers
 
 if TYPE_CHECKING:
     from autotune.devices.base import DeviceBackend
@@ -88,9 +89,7 @@ LAID_ASIDE: Mapping[str, object] = {
 """What a probe sets these keys to where a configuration has them."""
 
 registry: Registry[Callable[[], TrainerAdapter]] = Registry(
-    "trainer",
-    group="autotune.trainers",
-    builtin=("autotune.trainers.sft", "autotune.trainers.dpo"),
+    "trainer", group=trainers.GROUP, modules=trainers.BUILTIN
 )
 
 

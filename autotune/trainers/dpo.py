@@ -16,7 +16,7 @@ from trl import DPOConfig, DPOTrainer
 
 from autotune.errors import UsageError
 from autotune.probe.spec import ProbeSpec
-from autotune.trainers import columns, preparing
+from autotune.trainers import columns, detect, preparing
 from autotune.trainers.base import registry
 from autotune.trainers.hf import HfAdapter, accumulation, prepared_rows
 from autotune.trainers.loading import open_dataset
@@ -72,7 +72,9 @@ class DpoAdapter(HfAdapter):
             columns=lengths,
         )
         kept = raw.add_column("num_tokens", longest).add_column("num_prompt", lengths["prompt"])
-        return preparing.answer(opened, kept, profile, folder)
+        return preparing.answer(
+            opened, kept, profile, folder, refusals=_refusals(raw, opened.tokenizer)
+        )
 
     def load_rows(self, spec: ProbeSpec, training_args: Any) -> tuple[Dataset, float]:
         """Return enough pairs for the probe, and the share left out."""
@@ -115,6 +117,24 @@ class DpoAdapter(HfAdapter):
             "num_positions": batch["input_ids"].numel(),
             "num_loss_tokens": int(batch["completion_mask"][..., 1:].sum()),
         }
+
+
+def _refusals(raw: Dataset, tokenizer: Any) -> dict[str, dict[str, str]]:
+    """Return settings that this trainer, as installed, refuses or ignores."""
+
+    def train(keys: Mapping[str, Any]) -> None:
+        args = DPOConfig(**detect.TWO_STEPS, **keys)
+        DPOTrainer(
+            model=detect.small_model(len(tokenizer)),
+            ref_model=detect.small_model(len(tokenizer)),
+            args=args,
+            train_dataset=raw.select([0, 0]),
+            processing_class=tokenizer,
+        ).train()
+
+    values = ("full_reentrant", "selective", "every_2_layers")
+    found = detect.checkpointing_refusals(train, values)
+    return {"checkpointing": detect.spread(found)}
 
 
 def _is_chat(raw: Dataset) -> bool:

@@ -37,7 +37,7 @@ def written(knob: Knob, context: Context) -> dict[Any, dict[str, Any]]:
 def test_it_explains_itself(knob: Knob) -> None:
     assert knob.help.strip().endswith(".")
     assert len(knob.help) < 600
-    assert knob.trainers
+    assert set(knob.needs) <= set(knob.keys)
     assert registry.get(knob.name) is knob
 
 
