@@ -13,6 +13,8 @@ GROUP = "autotune.trainers"
 BUILTIN = {
     "sft": "autotune.trainers.sft",
     "dpo": "autotune.trainers.dpo",
+    "reward": "autotune.trainers.reward",
+    "kto": "autotune.trainers.kto",
 }
 """Trainer to the module that registers its adapter when it is imported."""
 

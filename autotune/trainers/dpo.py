@@ -16,18 +16,14 @@ from trl import DPOConfig, DPOTrainer
 
 from autotune.errors import UsageError
 from autotune.probe.spec import ProbeSpec
-from autotune.trainers import columns, detect, preparing
+from autotune.trainers import columns, detect, preparing, raw
 from autotune.trainers.base import registry
-from autotune.trainers.hf import HfAdapter, accumulation, prepared_rows
 from autotune.trainers.loading import open_dataset
-from autotune.trainers.schedule import num_steps, subset
 
 PARTS = ("prompt", "chosen", "rejected")
-ROWS_KEPT = 200
-"""TRL tokenises the pairs in every probe, so that no more are given to it than it takes."""
 
 
-class DpoAdapter(HfAdapter):
+class DpoAdapter(raw.RawRowsAdapter):
     """Builds ``DPOTrainer`` on raw pairs, of which the lengths are known."""
 
     name: ClassVar[str] = "dpo"
@@ -55,49 +51,35 @@ class DpoAdapter(HfAdapter):
         """
         opened = preparing.open_request(DPOConfig, request)
         folder = Path(request["folder"])
-        raw = open_dataset(opened.script_args, opened.dataset_args)
-        columns.require(self.name, raw.column_names)
-        tokens = _tokenise(raw, opened, folder)
+        rows = open_dataset(opened.script_args, opened.dataset_args)
+        columns.require(self.name, rows.column_names)
+        tokens = _tokenise(rows, opened, folder)
         lengths = {part: [len(ids) for ids in tokens[f"{part}_ids"]] for part in PARTS}
         longest = [
             prompt + max(chosen, rejected)
             for prompt, chosen, rejected in zip(*lengths.values(), strict=True)
         ]
+        chat = isinstance(rows[0]["chosen"], list)
         profile = preparing.profile_of(
             _described(tokens),
             longest,
             extra_lengths=request.get("max_lengths", ()),
-            kind="preference, conversational" if _is_chat(raw) else "preference",
+            kind="preference, conversational" if chat else "preference",
             sequences_per_row=2,
             columns=lengths,
         )
-        kept = raw.add_column("num_tokens", longest).add_column("num_prompt", lengths["prompt"])
-        return preparing.answer(
-            opened, kept, profile, folder, refusals=_refusals(raw, opened.tokenizer)
-        )
 
-    def load_rows(self, spec: ProbeSpec, training_args: Any) -> tuple[Dataset, float]:
-        """Return enough pairs for the probe, and the share left out."""
-        rows = prepared_rows(spec)
+        def make(args: Any, few: Dataset) -> Any:
+            return _small_trainer(detect.small_model, args, few, opened.tokenizer)
+
+        refused = raw.checkpointing(DPOConfig, make, rows)
+        kept = raw.measured(rows, longest, lengths["prompt"])
+        return preparing.answer(opened, kept, profile, folder, refusals={"checkpointing": refused})
+
+    def is_kept(self, num_tokens: int, num_prompt: int, training_args: Any) -> bool:
+        """Whether TRL trains on a pair: it drops those whose prompt alone fills max_length."""
         limit = training_args.max_length
-        batch_size = training_args.per_device_train_batch_size
-        steps = num_steps(spec.warmup_steps + spec.measured_steps, spec.first_worst_steps)
-        # TRL drops pairs whose prompt alone fills max_length.
-        usable = [
-            number
-            for number, length in enumerate(rows["num_prompt"])
-            if limit is None or training_args.truncation_mode != "keep_start" or length < limit
-        ]
-        lengths = rows["num_tokens"]
-        chosen = subset(
-            [lengths[number] for number in usable],
-            num_needed=batch_size * accumulation(spec) * steps,
-            num_longest=2 * batch_size,
-            seed=spec.seed,
-            at_least=ROWS_KEPT,
-        )
-        found = rows.select([usable[number] for number in chosen])
-        return found.remove_columns(["num_tokens", "num_prompt"]), len(rows) / len(found)
+        return limit is None or training_args.truncation_mode != "keep_start" or num_prompt < limit
 
     def row_lengths(self, dataset: Dataset, training_args: Any) -> list[int]:
         """Return the tokens of each pair's longer sequence, as the collator cuts it."""
@@ -119,47 +101,26 @@ class DpoAdapter(HfAdapter):
         }
 
 
-def _refusals(raw: Dataset, tokenizer: Any) -> dict[str, dict[str, str]]:
-    """Return settings that this trainer, as installed, refuses or ignores."""
-
-    def train(keys: Mapping[str, Any]) -> None:
-        args = DPOConfig(**detect.TWO_STEPS, **keys)
-        DPOTrainer(
-            model=detect.small_model(len(tokenizer)),
-            ref_model=detect.small_model(len(tokenizer)),
-            args=args,
-            train_dataset=raw.select([0, 0]),
-            processing_class=tokenizer,
-        ).train()
-
-    values = ("full_reentrant", "selective", "every_2_layers")
-    found = detect.checkpointing_refusals(train, values)
-    return {"checkpointing": detect.spread(found)}
+def _small_trainer(model: Callable[[int], Any], args: Any, rows: Dataset, tokenizer: Any) -> Any:
+    return DPOTrainer(
+        model=model(len(tokenizer)),
+        ref_model=model(len(tokenizer)),
+        args=args,
+        train_dataset=rows,
+        processing_class=tokenizer,
+    )
 
 
-def _is_chat(raw: Dataset) -> bool:
-    return isinstance(raw[0]["chosen"], list)
-
-
-def _tokenise(raw: Dataset, opened: preparing.Opened, folder: Path) -> Dataset:
+def _tokenise(rows: Dataset, opened: preparing.Opened, folder: Path) -> Dataset:
     """Return the pairs as ``DPOTrainer`` itself tokenises them."""
     args = DPOConfig(
         output_dir=str(folder / "output"),
         max_length=None,
-        precompute_ref_log_probs=False,
         dataset_num_proc=opened.training_args.dataset_num_proc,
         **preparing.ON_HOST,
     )
-    tokenizer = opened.tokenizer
-    model = preparing.smallest_model(len(tokenizer))
     try:
-        trainer = DPOTrainer(
-            model=model,
-            ref_model=preparing.smallest_model(len(tokenizer)),
-            args=args,
-            train_dataset=raw,
-            processing_class=tokenizer,
-        )
+        trainer = _small_trainer(preparing.smallest_model, args, rows, opened.tokenizer)
     except MemoryError:
         raise
     except Exception as error:

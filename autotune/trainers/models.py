@@ -8,7 +8,13 @@ from typing import Any
 import torch
 import transformers
 from accelerate import PartialState
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from autotune.virtual.errors import NotVirtual
 
@@ -51,7 +57,11 @@ def architecture(config: PretrainedConfig) -> type[PreTrainedModel]:
 
 
 def with_random_weights(
-    name: str, model_init_kwargs: Mapping[str, Any], quantization_config: object | None
+    name: str,
+    model_init_kwargs: Mapping[str, Any],
+    quantization_config: object | None,
+    *,
+    scores: bool = False,
 ) -> PreTrainedModel:
     """Return the model ``name`` with random weights, loaded as a checkpoint would be.
 
@@ -63,6 +73,8 @@ def with_random_weights(
         name: Hub id or folder that holds the configuration.
         model_init_kwargs: As TRL hands them to ``from_pretrained``.
         quantization_config: transformers' configuration of the quantisation; None for none.
+        scores: Whether to build the architecture with a head that scores a sequence
+            (``AutoModelForSequenceClassification``) in place of its own.
     """
     kwargs = dict(model_init_kwargs)
     trust = bool(kwargs.get("trust_remote_code"))
@@ -82,7 +94,8 @@ def with_random_weights(
     if quantization_config is not None:
         kwargs["quantization_config"] = quantization_config
         weights = _made_up_checkpoint(config, kwargs.get("dtype"), trust_remote_code=trust)
-    model: PreTrainedModel = _from_pretrained(config, weights, kwargs)
+    found = AutoModelForSequenceClassification if scores else architecture(config)
+    model: PreTrainedModel = _from_pretrained(found, config, weights, kwargs)
     # Lost when no path is given; TRL finds the tokenizer by it.
     model.config._name_or_path = name
     return model
@@ -107,15 +120,13 @@ def _check_stored(config: PretrainedConfig) -> None:
 
 
 def _from_pretrained(
-    config: PretrainedConfig, weights: Mapping[str, Any], kwargs: Mapping[str, Any]
+    kind: Any, config: PretrainedConfig, weights: Mapping[str, Any], kwargs: Mapping[str, Any]
 ) -> PreTrainedModel:
     verbosity = transformers.logging.get_verbosity()
     # Its report would name every weight as missing, which is the point.
     transformers.logging.set_verbosity_error()
     try:
-        return architecture(config).from_pretrained(
-            None, config=config, state_dict=dict(weights), **kwargs
-        )
+        return kind.from_pretrained(None, config=config, state_dict=dict(weights), **kwargs)
     finally:
         transformers.logging.set_verbosity(verbosity)
 
