@@ -12,7 +12,7 @@ from autotune.devices import host
 from autotune.devices.base import check_name as check_device_name
 from autotune.errors import UsageError
 from autotune.executors.base import Executor
-from autotune.probe import sources
+from autotune.probe import sources, trust
 from autotune.runfolder import RunFolder
 from autotune.space.context import Context, DataProfile, DeviceInfo, ModelFacts
 from autotune.space.domains import Quantiles
@@ -100,10 +100,25 @@ class Request:
         for holds, message in checks:
             if not holds:
                 raise UsageError(f"{message}.")
+        self._check_fixed()
         # Workers need not run in the present folder.
         object.__setattr__(self, "device", full_name(self.device))
         check_device_name(self.device)
         self.space.check_pins(self.pins)
+
+    def _check_fixed(self) -> None:
+        """Refuse a space that has code of others run, or sets variables that could."""
+        where = f"the space {self.space.name!r}"
+        trust.check_code(self.space.fixed, where, trusted=self.trust_remote_code)
+        env = self.space.fixed.get("env") or {}
+        if not isinstance(env, Mapping):
+            raise UsageError(f"{where}: env is {env!r}, not a mapping of names to values.")
+        _, refused = trust.harmless(env)
+        if refused:
+            raise UsageError(
+                f"{where} sets {', '.join(refused)} under env, which a space may not.",
+                hint="Set it in your shell for the search, and in the exported file for training.",
+            )
 
     def source_keys(self) -> dict[str, Any]:
         """Return the TRL keys that name model and data set.

@@ -68,6 +68,7 @@ def estimate(
         Path | None, typer.Option(help="Also draw memory over the run, as .png or .svg.")
     ] = None,
     probe_timeout: Annotated[str, typer.Option(help="Limit of one card, as 300 or 5m.")] = "30m",
+    trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.Json = False,
 ) -> int:
     """Predict what one configuration takes on a card that is not here, and if it fits."""
@@ -89,6 +90,7 @@ def estimate(
         devices,
         assume_length=assume_length,
         timeout_s=limit_s,
+        trust_remote_code=trust_remote_code,
         on_card=lambda label: common.say(f"predicting on {label} ..."),
     )
     _check_keys(read)

@@ -72,12 +72,18 @@ def verify(
     source: Annotated[Path, typer.Argument(help="Run folder, or a YAML file for trl.")],
     steps: Annotated[int, typer.Option(help="Optimizer steps to run.", min=1)] = 3,
     timeout: Annotated[str, typer.Option(help="Limit of one run, as 10m.")] = "10m",
+    trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.Json = False,
 ) -> int:
-    """Run exported configurations for a few steps under the real `trl`, each in a new process."""
-    from autotune.verify import check_card, verify_files
+    """Run exported configurations for a few steps under the real `trl`, each in a new process.
+
+    They run what the file says, its environment variables included: look at one from elsewhere
+    first.
+    """
+    from autotune.verify import check_card, check_code, verify_files
 
     files = _files(source)
+    check_code(files, trusted=trust_remote_code)
     limit_s = common.duration_s(timeout, "--timeout")
     assert limit_s is not None  # the option has a default
     trials = _trials(files)

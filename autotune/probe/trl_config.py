@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import UsageError
+from autotune.probe import trust
 from autotune.space.context import DataProfile
 from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
 
@@ -74,8 +75,11 @@ def for_one_card(
     if kept.get("auto_find_batch_size"):
         notes.append("auto_find_batch_size: the batch size that the file names is predicted.")
         kept["auto_find_batch_size"] = False
+    visible, refused = trust.harmless(env)
+    if refused:
+        notes.append(f"env: {', '.join(refused)}: left out; a prediction takes no such variable.")
     # Which real card may be seen is none of a pretended one's business.
-    visible = {str(key): str(value) for key, value in env.items() if key != "CUDA_VISIBLE_DEVICES"}
+    visible.pop("CUDA_VISIBLE_DEVICES", None)
     kept.pop("env", None)
     return ({**kept, "env": visible} if visible else kept), visible, tuple(notes)
 

@@ -21,7 +21,8 @@ _IN_A_FILE = {
     "a file that `fixed:` names": "a file that it names",
     "with --split": "with dataset_train_split",
     "--dataset-config and --split": "dataset_config and dataset_train_split",
-    "add --trust-remote-code": "add trust_remote_code: true",
+    "add --trust-remote-code": "add trust_remote_code: true to the file, and --trust-remote-code"
+    " to the command line",
 }
 """Hints of the worker name a search's options; a file has keys in their place."""
 
