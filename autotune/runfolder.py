@@ -211,7 +211,7 @@ class RunFolder:
             JournalError: If it cannot be read, holds something else or is of a newer schema.
         """
         try:
-            data = json.loads(self.run_file.read_text())
+            data = typed.loads(self.run_file.read_text())
         except (OSError, ValueError) as error:
             raise self._unreadable(str(error)) from error
         if not isinstance(data, dict):

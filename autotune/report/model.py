@@ -214,7 +214,7 @@ class Report:
         """
         path = Path(path)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = typed.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise JournalError(
                 f"the report {path} cannot be read: {error.strerror or error}.",
