@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli import common, options
+from autotune.cli import common, options, streams
 from autotune.errors import AutotuneError, UsageError
 
 if TYPE_CHECKING:
@@ -61,11 +62,26 @@ def export(
     if not trial.feasible:
         common.say(f"warning: trial {trial.number} ended {trial.outcome.value} or over a limit")
     if output is None:
-        print(trl_yaml.render(trial.config, trial.header(), file_name="config.yaml"), end="")
+        text = trl_yaml.render(trial.config, trial.header(), file_name="config.yaml")
+        _check_encoding(text)
+        print(text, end="")
         return 0
     trial.export(output)
     common.say(f"wrote {output}")
     return 0
+
+
+def _check_encoding(text: str) -> None:
+    """Refuse to write a configuration in which other characters stand for some of its own."""
+    import yaml
+
+    written = streams.encodable(text, sys.stdout.encoding)
+    if written != text and yaml.safe_load(written) != yaml.safe_load(text):
+        raise streams.OutputError(
+            f"standard output's encoding, {sys.stdout.encoding}, lacks characters of the"
+            " configuration.",
+            hint="Write it to a file with -o, or set PYTHONIOENCODING=utf-8.",
+        )
 
 
 def verify(

@@ -82,9 +82,8 @@ def harmless(env: Mapping[Any, Any]) -> tuple[dict[str, str], list[str]]:
 
 def _asking(config: Mapping[str, Any]) -> Iterator[str]:
     for key, value in config.items():
-        if key in _CODE and value:
-            yield key
-        elif key == _ATTENTION and any(_is_foreign(name) for name in _texts(value)):
+        has_kernel = key == _ATTENTION and any(_is_foreign(name) for name in _texts(value))
+        if has_kernel or (key in _CODE and value):
             yield key
         elif isinstance(inner := _mapping(value), Mapping):
             yield from (f"{key}.{name}" for name in _asking(inner))
