@@ -11,6 +11,7 @@ import typer
 
 from autotune.cli import common, interrupts, options
 from autotune.errors import UnknownNameError, UsageError
+from autotune.masking import MASK
 
 Pin = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VALUE", help="Fix a knob.")]
 
@@ -167,6 +168,8 @@ def _search(
         terminal.render(report, common.stdout_console())
     if report.interrupted:
         common.say(f"interrupted; continue with: {tuner.resume_command}")
+        if MASK in tuner.resume_command:
+            common.say(f"  with the password of --study in place of {MASK}")
         return common.INTERRUPTED
     report.pick("balanced")  # NoFeasibleConfigError says what came closest
     common.say(f"run folder: {tuner.folder.path}")
