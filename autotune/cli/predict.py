@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from autotune.virtual.cards import Card
 
 NOTHING_FITS = 3
+MOST_ASSUMED = 1 << 24
+"""Rows are made up token by token; no context is near as long."""
 UNITS = {
     "memory_bytes": "bytes",
     "driver_memory_mib": "MiB",
@@ -62,7 +64,9 @@ def estimate(
     ],
     assume_length: Annotated[
         int | None,
-        typer.Option(help="Do without the data: all rows have so many tokens.", min=2),
+        typer.Option(
+            help="Do without the data: all rows have so many tokens.", min=2, max=MOST_ASSUMED
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Also draw memory over the run, as .png or .svg.")

@@ -11,6 +11,7 @@ from typing import Any
 
 from autotune import objectives
 from autotune.errors import JournalError, UnknownNameError
+from autotune.files import check_regular
 from autotune.probe import trl_yaml, typed
 from autotune.probe.result import Outcome
 from autotune.report import pareto
@@ -210,9 +211,11 @@ class Report:
         """Return the report that :meth:`save` wrote.
 
         Raises:
+            UsageError: If it is no regular file.
             JournalError: If there is none, or it is of another version or broken.
         """
         path = Path(path)
+        check_regular(path)
         try:
             data = typed.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
