@@ -38,6 +38,9 @@ def predicted_steps(accumulation_steps: int) -> int:
     return PREDICTED_BATCHES if accumulation_steps < 2 else PREDICTED_BATCHES // 2
 
 
+MOST_ROWS = 2**31
+"""Of a global batch: what TRL and PyTorch count in 32 bits somewhere."""
+
 PREPARE_TIMEOUT_S = 6 * 3600.0
 DESCRIBE_TIMEOUT_S = 300.0
 
@@ -74,7 +77,10 @@ class Request:
                 "a virtual card holds no data, so that weights can't be 'real'",
             ),
             (0.0 <= self.min_coverage <= 1.0, "min_coverage must be from 0 to 1"),
-            (self.global_batch is None or self.global_batch > 0, "global_batch must be positive"),
+            (
+                self.global_batch is None or 0 < self.global_batch <= MOST_ROWS,
+                f"global_batch must be from 1 to {MOST_ROWS:,}",
+            ),
             (set(self.phases) <= {"eval", "save"}, "phases are 'eval' and 'save'"),
             (self.measured_steps >= 1, "measured_steps must be at least 1"),
             (self.warmup_steps >= 0, "warmup_steps must not be negative"),

@@ -86,7 +86,9 @@ def _check_encoding(text: str) -> None:
 
 def verify(
     source: Annotated[Path, typer.Argument(help="Run folder, or a YAML file for trl.")],
-    steps: Annotated[int, typer.Option(help="Optimizer steps to run.", min=1)] = 3,
+    steps: Annotated[
+        int, typer.Option(help="Optimizer steps to run.", min=1, max=options.MOST)
+    ] = 3,
     timeout: Annotated[str, typer.Option(help="Limit of one run, as 10m.")] = "10m",
     trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.Json = False,

@@ -39,7 +39,9 @@ def search(
     probe_timeout: Annotated[str, typer.Option(help="Limit of one probe, as 300 or 5m.")] = "300",
     global_batch: Annotated[
         int | None,
-        typer.Option(help="Rows per optimizer step, kept for all.  [default: 8]", min=1),
+        typer.Option(
+            help="Rows per optimizer step, kept for all.  [default: 8]", min=1, max=options.MOST
+        ),
     ] = None,
     pin: Pin = None,
     min_coverage: Annotated[
@@ -51,7 +53,7 @@ def search(
     weights: Annotated[str, typer.Option(help="random (no download) or real.")] = "random",
     trust_remote_code: options.TrustRemoteCode = False,
     measured_steps: Annotated[
-        int, typer.Option(help="Optimizer steps that give the rate.", min=1)
+        int, typer.Option(help="Optimizer steps that give the rate.", min=1, max=options.MOST)
     ] = 5,
     phases: Annotated[
         str, typer.Option(help="Further phases to measure: eval,save.", metavar="eval,save")
