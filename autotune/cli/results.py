@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -36,11 +37,12 @@ def report(
     """Show the Pareto set of a run, also of one that is under way or was interrupted."""
     from autotune.report import terminal
 
-    found = load_report(run)
-    if as_json:
-        common.show_json(found.to_dict())
-    else:
-        terminal.render(found, common.stdout_console(), verbose=verbose)
+    with _reading(run):
+        found = load_report(run)
+        if as_json:
+            common.show_json(found.to_dict())
+        else:
+            terminal.render(found, common.stdout_console(), verbose=verbose)
     return 0
 
 
@@ -58,11 +60,14 @@ def export(
 
     if output is not None:
         common.check_file(output, "--output")
-    trial = load_report(run).pick(pick)
-    if not trial.feasible:
-        common.say(f"warning: trial {trial.number} ended {trial.outcome.value} or over a limit")
-    if output is None:
+    with _reading(run):
+        trial = load_report(run).pick(pick)
+        if not trial.feasible:
+            common.say(
+                f"warning: trial {trial.number} ended {trial.outcome.value} or over a limit"
+            )
         text = trl_yaml.render(trial.config, trial.header(), file_name="config.yaml")
+    if output is None:
         _check_encoding(text)
         print(text, end="")
         return 0
@@ -149,7 +154,8 @@ def _trials(files: Sequence[Path]) -> dict[Path, Trial]:
         if report is None or not (number or file.stem == "best"):
             continue
         try:
-            trial, content = report.pick(which), yaml.safe_load(file.read_text())
+            with _reading(run):
+                trial, content = report.pick(which), yaml.safe_load(file.read_text())
         except (AutotuneError, OSError, ValueError, yaml.YAMLError):
             continue  # verifying it says what is wrong
         if content == trial.config:
@@ -157,6 +163,27 @@ def _trials(files: Sequence[Path]) -> dict[Path, Trial]:
         else:
             common.say(f"{file.name} differs from trial {trial.number}, so it is not compared")
     return found
+
+
+@contextlib.contextmanager
+def _reading(run: Path) -> Iterator[None]:
+    """Say that a report is damaged where what it says breaks a calculation.
+
+    Its fields have the right types then, but no probe measured what is in them.
+    """
+    from autotune.report.model import damaged
+
+    try:
+        yield
+    except AutotuneError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"what it says cannot be shown ({type(error).__name__}: {str(error)[:100]})"
+        raise damaged(_report_file(run), reason) from error
+
+
+def _report_file(run: Path) -> Path:
+    return run / "report.json" if run.is_dir() else run
 
 
 def load_report(run: Path) -> Report:
@@ -168,7 +195,7 @@ def load_report(run: Path) -> Report:
     """
     from autotune.report.model import Report
 
-    path = run / "report.json" if run.is_dir() else run
+    path = _report_file(run)
     if not path.exists():
         hint = "Give the folder that `autotune search` named at its end, such as runs/...."
         if (run / "run.json").exists():

@@ -179,7 +179,8 @@ def _search(
     common.say(f"train with: {common.program('trl')} {report.trainer} --config {best}")
     if report.is_predicted:
         folder = shlex.quote(str(tuner.folder.path))
-        confirm = f"{common.program('autotune')} verify {folder}"
+        trust = " --trust-remote-code" if settings.get("trust_remote_code") else ""
+        confirm = f"{common.program('autotune')} verify {folder}{trust}"
         common.say(f"all figures are predicted; confirm them on the card: {confirm}")
     return 0
 

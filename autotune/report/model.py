@@ -18,7 +18,7 @@ from autotune.report import pareto
 from autotune.report.compare import Gain, gain_of, nothing_fits
 from autotune.report.trial import Trial
 
-__all__ = ["PICKS", "SCHEMA", "Gain", "Report", "Trial", "gain_of", "probe_work_s"]
+__all__ = ["PICKS", "SCHEMA", "Gain", "Report", "Trial", "damaged", "gain_of", "probe_work_s"]
 
 SCHEMA = 1
 PICKS = ("fastest", "leanest", "balanced")
@@ -225,10 +225,10 @@ class Report:
             ) from error
         except ValueError as error:
             reason = str(error) if path.stat().st_size else "it is empty"
-            raise _damaged(path, reason) from error
+            raise damaged(path, reason) from error
         found = data.get("schema") if isinstance(data, dict) else None
         if not typed.has_type(found, int):
-            raise _damaged(path, "it does not say of which schema it is")
+            raise damaged(path, "it does not say of which schema it is")
         if found != SCHEMA:
             raise JournalError(
                 f"the report {path} has schema {found}; this version reads schema {SCHEMA}.",
@@ -237,9 +237,9 @@ class Report:
         try:
             return cls.from_dict(data)
         except KeyError as error:
-            raise _damaged(path, f"{error} is missing") from error
+            raise damaged(path, f"{error} is missing") from error
         except (TypeError, ValueError, AttributeError) as error:
-            raise _damaged(path, str(error)) from error
+            raise damaged(path, str(error)) from error
 
     def _members(self) -> list[Trial]:
         members = [item for item in self.trials if item.number in self.pareto_numbers]
@@ -276,7 +276,8 @@ def probe_work_s(trials: Iterable[Trial]) -> float:
     )
 
 
-def _damaged(path: Path, reason: str) -> JournalError:
+def damaged(path: Path, reason: str) -> JournalError:
+    """Return the error for a report that says what no search can have found."""
     hint = "Give the run folder of a search; its report is made from what is in there."
     if (path.parent / "run.json").exists():
         hint = (
