@@ -16,7 +16,7 @@ from autotune.executors.base import Executor
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.plan import PREDICTED_FIRST_WORST, PREDICTED_ROWS, predicted_steps, prepare
-from autotune.probe import sources, trl_config
+from autotune.probe import sources, trl_config, trust
 from autotune.probe.result import Outcome, ProbeResult
 from autotune.probe.spec import ProbeSpec
 from autotune.probe.trl_file import TrlFile, hint_for_file
@@ -48,6 +48,7 @@ class Estimator:
         devices: Cards, each with or without ``virtual:`` before it.
         assume_length: Tokens of each row, to do without the data set; None to read it.
         timeout_s: Limit of one probe.
+        trust_remote_code: Whether code of the model's repository may run, if the file asks for it.
         executor: Where probes run; by default subprocesses that end with the estimate.
         on_card: Called with each card's name before it is probed.
 
@@ -62,6 +63,7 @@ class Estimator:
         *,
         assume_length: int | None = None,
         timeout_s: float = 1800.0,
+        trust_remote_code: bool = False,
         executor: Executor | None = None,
         on_card: Callable[[str], None] = lambda label: None,
     ) -> None:
@@ -72,6 +74,7 @@ class Estimator:
                 "no card was given.", hint="`autotune gpus` lists those that --device can name."
             )
         _check_trainer(file)
+        trust.check_code(file.config, str(file.path), trusted=trust_remote_code)
         self._config, self._env, self._notes = trl_config.for_one_card(file.config, str(file.path))
         _check_sources(file, self._config, needs_data=assume_length is None)
         self._assume_length = assume_length

@@ -12,7 +12,7 @@ from autotune.devices import host
 from autotune.devices.base import check_name as check_device_name
 from autotune.errors import UsageError
 from autotune.executors.base import Executor
-from autotune.probe import sources
+from autotune.probe import sources, trust
 from autotune.runfolder import RunFolder
 from autotune.space.context import Context, DataProfile, DeviceInfo, ModelFacts
 from autotune.space.domains import Quantiles
@@ -37,6 +37,9 @@ def predicted_steps(accumulation_steps: int) -> int:
     """
     return PREDICTED_BATCHES if accumulation_steps < 2 else PREDICTED_BATCHES // 2
 
+
+MOST_ROWS = 2**31
+"""Of a global batch: what TRL and PyTorch count in 32 bits somewhere."""
 
 PREPARE_TIMEOUT_S = 6 * 3600.0
 DESCRIBE_TIMEOUT_S = 300.0
@@ -74,7 +77,10 @@ class Request:
                 "a virtual card holds no data, so that weights can't be 'real'",
             ),
             (0.0 <= self.min_coverage <= 1.0, "min_coverage must be from 0 to 1"),
-            (self.global_batch is None or self.global_batch > 0, "global_batch must be positive"),
+            (
+                self.global_batch is None or 0 < self.global_batch <= MOST_ROWS,
+                f"global_batch must be from 1 to {MOST_ROWS:,}",
+            ),
             (set(self.phases) <= {"eval", "save"}, "phases are 'eval' and 'save'"),
             (self.measured_steps >= 1, "measured_steps must be at least 1"),
             (self.warmup_steps >= 0, "warmup_steps must not be negative"),
@@ -100,10 +106,25 @@ class Request:
         for holds, message in checks:
             if not holds:
                 raise UsageError(f"{message}.")
+        self._check_fixed()
         # Workers need not run in the present folder.
         object.__setattr__(self, "device", full_name(self.device))
         check_device_name(self.device)
         self.space.check_pins(self.pins)
+
+    def _check_fixed(self) -> None:
+        """Refuse a space that has code of others run, or sets variables that could."""
+        where = f"the space {self.space.name!r}"
+        trust.check_code(self.space.fixed, where, trusted=self.trust_remote_code)
+        env = self.space.fixed.get("env") or {}
+        if not isinstance(env, Mapping):
+            raise UsageError(f"{where}: env is {env!r}, not a mapping of names to values.")
+        _, refused = trust.harmless(env)
+        if refused:
+            raise UsageError(
+                f"{where} sets {', '.join(refused)} under env, which a space may not.",
+                hint="Set it in your shell for the search, and in the exported file for training.",
+            )
 
     def source_keys(self) -> dict[str, Any]:
         """Return the TRL keys that name model and data set.

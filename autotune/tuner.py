@@ -22,6 +22,7 @@ from autotune.executors.base import Executor
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.loop import SearchLoop
+from autotune.masking import masked_command
 from autotune.objectives import Constraint, Objective
 from autotune.plan import Plan, Request, make_plan, make_profile
 from autotune.probe import journal, sources
@@ -111,7 +112,7 @@ class Tuner:
         study: Optuna storage URL or journal file; by default a journal in the run folder.
         resume: Go on with the search in ``run_dir``.
         listener: Hears of progress.
-        command: The command line to record.
+        command: The command line to record; a password in it is masked.
         **request: Further fields of :class:`autotune.plan.Request`, such as ``device``,
             ``memory_budget_bytes``, ``global_batch``, ``pins`` and ``min_coverage``.
     """
@@ -144,7 +145,7 @@ class Tuner:
         self._storage = study
         self._resume = resume
         self._listener: Listener = listener if listener is not None else Silent()
-        self._command = command
+        self._command = masked_command(command)
         self._report: Report | None = None
 
     @property

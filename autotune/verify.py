@@ -26,13 +26,13 @@ from autotune.executors import device_peak
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.plan import describe
-from autotune.probe import prediction, trl_file
+from autotune.probe import prediction, trl_file, trust
 from autotune.report.comparison import Comparison, compare
 from autotune.report.trial import Trial
 from autotune.space.context import DeviceInfo
 from autotune.units import format_duration, format_gib
 
-__all__ = ["Check", "Comparison", "check_card", "verify_files"]
+__all__ = ["Check", "Comparison", "check_card", "check_code", "verify_files"]
 
 _RUN_TRL = "import sys; from trl.cli import main; sys.argv[0] = 'trl'; main()"
 _NUM_TOKENS = re.compile(r"'num_tokens': '?([0-9.e+]+)")
@@ -106,6 +106,21 @@ def verify_files(
     for file in files:
         trial = (trials or {}).get(file)
         yield _verify(file, num_steps=num_steps, timeout_s=timeout_s, trial=trial)
+
+
+def check_code(files: Sequence[Path], *, trusted: bool) -> None:
+    """Refuse files that ask for code of others to run, unless the user trusts it.
+
+    Args:
+        files: Configurations.
+        trusted: Whether ``--trust-remote-code`` was given.
+
+    Raises:
+        PrerequisiteError: If a file is gone.
+        UsageError: If one asks for such code, or is no YAML mapping.
+    """
+    for file in files:
+        trust.check_code(trl_file.read(file).config, str(file), trusted=trusted)
 
 
 def check_card(files: Sequence[Path]) -> str:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from autotune.virtual.cards import Card
 
 NOTHING_FITS = 3
+MOST_ASSUMED = 1 << 24
+"""Rows are made up token by token; no context is near as long."""
 UNITS = {
     "memory_bytes": "bytes",
     "driver_memory_mib": "MiB",
@@ -62,12 +64,15 @@ def estimate(
     ],
     assume_length: Annotated[
         int | None,
-        typer.Option(help="Do without the data: all rows have so many tokens.", min=2),
+        typer.Option(
+            help="Do without the data: all rows have so many tokens.", min=2, max=MOST_ASSUMED
+        ),
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Also draw memory over the run, as .png or .svg.")
     ] = None,
     probe_timeout: Annotated[str, typer.Option(help="Limit of one card, as 300 or 5m.")] = "30m",
+    trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.Json = False,
 ) -> int:
     """Predict what one configuration takes on a card that is not here, and if it fits."""
@@ -89,6 +94,7 @@ def estimate(
         devices,
         assume_length=assume_length,
         timeout_s=limit_s,
+        trust_remote_code=trust_remote_code,
         on_card=lambda label: common.say(f"predicting on {label} ..."),
     )
     _check_keys(read)

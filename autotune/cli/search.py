@@ -11,6 +11,7 @@ import typer
 
 from autotune.cli import common, interrupts, options
 from autotune.errors import UnknownNameError, UsageError
+from autotune.masking import MASK
 
 Pin = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VALUE", help="Fix a knob.")]
 
@@ -38,7 +39,9 @@ def search(
     probe_timeout: Annotated[str, typer.Option(help="Limit of one probe, as 300 or 5m.")] = "300",
     global_batch: Annotated[
         int | None,
-        typer.Option(help="Rows per optimizer step, kept for all.  [default: 8]", min=1),
+        typer.Option(
+            help="Rows per optimizer step, kept for all.  [default: 8]", min=1, max=options.MOST
+        ),
     ] = None,
     pin: Pin = None,
     min_coverage: Annotated[
@@ -50,7 +53,7 @@ def search(
     weights: Annotated[str, typer.Option(help="random (no download) or real.")] = "random",
     trust_remote_code: options.TrustRemoteCode = False,
     measured_steps: Annotated[
-        int, typer.Option(help="Optimizer steps that give the rate.", min=1)
+        int, typer.Option(help="Optimizer steps that give the rate.", min=1, max=options.MOST)
     ] = 5,
     phases: Annotated[
         str, typer.Option(help="Further phases to measure: eval,save.", metavar="eval,save")
@@ -167,6 +170,8 @@ def _search(
         terminal.render(report, common.stdout_console())
     if report.interrupted:
         common.say(f"interrupted; continue with: {tuner.resume_command}")
+        if MASK in tuner.resume_command:
+            common.say(f"  with the password of --study in place of {MASK}")
         return common.INTERRUPTED
     report.pick("balanced")  # NoFeasibleConfigError says what came closest
     common.say(f"run folder: {tuner.folder.path}")
@@ -174,7 +179,8 @@ def _search(
     common.say(f"train with: {common.program('trl')} {report.trainer} --config {best}")
     if report.is_predicted:
         folder = shlex.quote(str(tuner.folder.path))
-        confirm = f"{common.program('autotune')} verify {folder}"
+        trust = " --trust-remote-code" if settings.get("trust_remote_code") else ""
+        confirm = f"{common.program('autotune')} verify {folder}{trust}"
         common.say(f"all figures are predicted; confirm them on the card: {confirm}")
     return 0
 

@@ -11,13 +11,14 @@ from typing import Any
 
 from autotune import objectives
 from autotune.errors import JournalError, UnknownNameError
+from autotune.files import check_regular
 from autotune.probe import trl_yaml, typed
 from autotune.probe.result import Outcome
 from autotune.report import pareto
 from autotune.report.compare import Gain, gain_of, nothing_fits
 from autotune.report.trial import Trial
 
-__all__ = ["PICKS", "SCHEMA", "Gain", "Report", "Trial", "gain_of", "probe_work_s"]
+__all__ = ["PICKS", "SCHEMA", "Gain", "Report", "Trial", "damaged", "gain_of", "probe_work_s"]
 
 SCHEMA = 1
 PICKS = ("fastest", "leanest", "balanced")
@@ -210,11 +211,13 @@ class Report:
         """Return the report that :meth:`save` wrote.
 
         Raises:
+            UsageError: If it is no regular file.
             JournalError: If there is none, or it is of another version or broken.
         """
         path = Path(path)
+        check_regular(path)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = typed.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise JournalError(
                 f"the report {path} cannot be read: {error.strerror or error}.",
@@ -222,10 +225,10 @@ class Report:
             ) from error
         except ValueError as error:
             reason = str(error) if path.stat().st_size else "it is empty"
-            raise _damaged(path, reason) from error
+            raise damaged(path, reason) from error
         found = data.get("schema") if isinstance(data, dict) else None
         if not typed.has_type(found, int):
-            raise _damaged(path, "it does not say of which schema it is")
+            raise damaged(path, "it does not say of which schema it is")
         if found != SCHEMA:
             raise JournalError(
                 f"the report {path} has schema {found}; this version reads schema {SCHEMA}.",
@@ -234,9 +237,9 @@ class Report:
         try:
             return cls.from_dict(data)
         except KeyError as error:
-            raise _damaged(path, f"{error} is missing") from error
+            raise damaged(path, f"{error} is missing") from error
         except (TypeError, ValueError, AttributeError) as error:
-            raise _damaged(path, str(error)) from error
+            raise damaged(path, str(error)) from error
 
     def _members(self) -> list[Trial]:
         members = [item for item in self.trials if item.number in self.pareto_numbers]
@@ -273,7 +276,8 @@ def probe_work_s(trials: Iterable[Trial]) -> float:
     )
 
 
-def _damaged(path: Path, reason: str) -> JournalError:
+def damaged(path: Path, reason: str) -> JournalError:
+    """Return the error for a report that says what no search can have found."""
     hint = "Give the run folder of a search; its report is made from what is in there."
     if (path.parent / "run.json").exists():
         hint = (

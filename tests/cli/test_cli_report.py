@@ -97,6 +97,33 @@ def test_a_value_of_a_wrong_type_in_a_report_is_named(
     assert "Traceback" not in done.err
 
 
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("wall_time_s",), 10**400),
+        (("min_coverage",), 10**400),
+        (("trials", 0, "results", 0, "measurement", "accumulation_steps"), 0),
+        (("trials", 0, "results", 0, "measurement", "rows_per_sample"), 0),
+        (("trials", 0, "results", 0, "measurement", "steps", 0, "micro_times_s"), []),
+        (("trials", 0, "results", 0, "measurement", "phases", "load", "used_bytes"), 10**400),
+    ],
+)
+@pytest.mark.parametrize("command", ["report", "export"])
+def test_a_value_that_nothing_can_be_made_of_is_no_traceback(
+    command: str, place: tuple[Any, ...], value: Any, found: Path, cli: Callable[..., Done]
+) -> None:
+    record = json.loads((found / "report.json").read_text())
+    inner = record
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (found / "report.json").write_text(json.dumps(record))
+    done = cli(command, found)
+    assert done.code in (0, 1)
+    assert done.code == 0 or "damaged" in done.err
+    assert done.code == 1 or done.out
+
+
 @pytest.mark.parametrize("pick", ["fastest", "leanest", "balanced", "0"])
 def test_a_pick_is_exported_to_stdout(pick: str, found: Path, cli: Callable[..., Done]) -> None:
     done = cli("export", found, "--pick", pick)
