@@ -210,6 +210,9 @@ class Estimator:
         if self._assume_length is not None and limit and limit < self._assume_length:
             how = "packed into" if trl_config.packs(self._config) else "cut to"
             found.append(f"the assumed rows are {how} max_length, {limit:,} tokens.")
+        name = str(self._config["model_name_or_path"])
+        if not sources.may_hold_weights(name):
+            found.append(f"{sources.no_weights(name)} The prediction needs none, but trl does.")
         if data.num_empty_rows:
             found.append(f"{data.num_empty_rows:,} empty rows are left out; trl fails on them.")
         return found

@@ -120,8 +120,16 @@ def parsed(read: Callable[[str], T], text: str | None, option: str) -> T | None:
 
 
 def size(text: str | None, option: str) -> int | None:
-    """Return bytes for an option such as ``--memory-budget 22GiB``."""
-    return parsed(units.parse_bytes, text, option)
+    """Return bytes for an option such as ``--memory-budget 22GiB``.
+
+    Raises:
+        UsageError: If it is no size, or so small that its unit was forgotten.
+    """
+    from autotune import membudget
+
+    found = parsed(units.parse_bytes, text, option)
+    membudget.check_asked(found)
+    return found
 
 
 def duration_s(text: str | None, option: str) -> float | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -172,11 +173,21 @@ def _search(
     common.say(f"run folder: {tuner.folder.path}")
     best = shlex.quote(str(tuner.folder.configs / "best.yaml"))
     common.say(f"train with: {common.program('trl')} {report.trainer} --config {best}")
+    _say_of_weights(report.pick("balanced").config)
     if report.is_predicted:
         folder = shlex.quote(str(tuner.folder.path))
         confirm = f"{common.program('autotune')} verify {folder}"
         common.say(f"all figures are predicted; confirm them on the card: {confirm}")
     return 0
+
+
+def _say_of_weights(config: Mapping[str, Any]) -> None:
+    """Say what the command above it needs first, if it cannot run as it stands."""
+    from autotune.probe import sources
+
+    name = str(config.get("model_name_or_path", ""))
+    if not sources.may_hold_weights(name):
+        common.say(f"  but first: {sources.no_weights(name)} Put them there; trl needs them.")
 
 
 def _dry_run(

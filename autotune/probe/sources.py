@@ -59,6 +59,23 @@ def model_keys(model: str, *, revision: str | None, trust_remote_code: bool) -> 
     return keys
 
 
+def may_hold_weights(model: str) -> bool:
+    """Return whether trl finds weights under a model's name: a hub id, or a folder with some.
+
+    A configuration and a tokenizer are enough for probes, so that a folder may hold no more.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        return True
+    patterns = ("*.safetensors", "pytorch_model*.bin", "*.gguf", "adapter_model*.bin")
+    return any(next(folder.glob(pattern), None) is not None for pattern in patterns)
+
+
+def no_weights(model: str) -> str:
+    """Return the sentence that says so of a folder without weights."""
+    return f"The model folder {model} holds no weights (such as model.safetensors)."
+
+
 def dataset_keys(dataset: str, *, split: str | None, config_name: str | None) -> dict[str, Any]:
     """Return the TRL keys that name ``dataset``: a hub id, a local file or a local folder.
 

@@ -31,7 +31,10 @@ def accelerator(card: str | Card) -> Iterator[Trace]:
     """Run the block's PyTorch code on a pretend ``card``; yield the trace of what it allocates.
 
     Inside, ``torch.device("virtual")`` exists, and Trainers of transformers and TRL choose it.
-    Tensors there have no data: losses read as 1.0, comparisons of unknown values as false.
+    Tensors there have no data: losses read as 1.0, comparisons of unknown values as false. It only
+    traces: nothing runs out of memory, and :func:`autotune.virtual.fit` says afterwards whether
+    the card would have. ``torch.cuda.is_available()`` is false, as the card is no CUDA device of
+    this machine: place tensors with ``device="virtual"``, not ``"cuda"``.
 
     Args:
         card: A name as in ``--device virtual:NAME``, or a :class:`~autotune.virtual.cards.Card`.
