@@ -10,7 +10,6 @@ import difflib
 from collections.abc import Iterable
 from typing import ClassVar
 
-
 NUM_CLOSE = 3
 MAX_LISTED = 20
 """More known names than this are not listed in an error."""

@@ -95,7 +95,9 @@ def stdout_console() -> Console:
     """Return rich's console for results."""
     from rich.console import Console
 
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    # Without a terminal rich would take 80 columns; it reads COLUMNS itself.
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return Console(highlight=False, width=None if has_width else 120)
 
 
 def stderr_console() -> Console:
