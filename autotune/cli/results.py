@@ -72,6 +72,12 @@ def verify(
     source: Annotated[Path, typer.Argument(help="Run folder, or a YAML file for trl.")],
     steps: Annotated[int, typer.Option(help="Optimizer steps to run.", min=1)] = 3,
     timeout: Annotated[str, typer.Option(help="Limit of one run, as 10m.")] = "10m",
+    model: Annotated[
+        str | None, typer.Option(help="Where the model lies on this machine, if elsewhere.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Where the data lies on this machine, if elsewhere.")
+    ] = None,
     as_json: options.Json = False,
 ) -> int:
     """Run exported configurations for a few steps under the real `trl`, each in a new process."""
@@ -85,7 +91,9 @@ def verify(
     if note:
         common.say(f"note: {note}")
     checks = []
-    for check in verify_files(files, num_steps=steps, timeout_s=limit_s, trials=trials):
+    for check in verify_files(
+        files, num_steps=steps, timeout_s=limit_s, trials=trials, model=model, dataset=dataset
+    ):
         checks.append(check)
         common.say(check.line())
     if as_json:

@@ -115,6 +115,7 @@ def demo(
     from autotune.executors.subprocess import SubprocessExecutor
     from autotune.runfolder import RunFolder
 
+    budget_bytes = common.size(memory_budget, "--memory-budget")
     common.make_folder(folder, "--folder")
     RunFolder(folder / "run").check(resume=resume)  # before the minutes that the worker takes
     common.say(f"making a tiny model and a small chat data set in {folder}")
@@ -130,7 +131,7 @@ def demo(
             "measured_steps": 4,
             # Cutting rows short is always faster and leaner; this keeps it from winning by that.
             "min_coverage": 0.97,
-            "memory_budget_bytes": common.size(memory_budget, "--memory-budget"),
+            "memory_budget_bytes": budget_bytes,
             "seed": seed,
             "run_dir": folder / "run",
             "resume": resume,

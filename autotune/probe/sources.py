@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ _KINDS = {**_BUILDERS, ".ndjson": "json", ".tsv": "csv", ".txt": "text"}
 # Files that it takes for notes on a data set.
 _NOTES = frozenset({"config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json"})
 _TEXT_NOTES = frozenset({"changelog", "licence", "license", "notice", "readme", "requirements"})
+
+
+_DATA_KEYS = frozenset({"dataset_name", "dataset_config", "datasets", "dataset_train_split"})
 
 
 def model_keys(model: str, *, revision: str | None, trust_remote_code: bool) -> dict[str, Any]:
@@ -108,6 +111,29 @@ def dataset_keys(dataset: str, *, split: str | None, config_name: str | None) ->
     if config_name is not None:
         keys["dataset_config"] = config_name
     return keys
+
+
+def moved(config: Mapping[str, Any], model: str | None, dataset: str | None) -> dict[str, Any]:
+    """Return a configuration whose model and data lie elsewhere, as on another machine.
+
+    Args:
+        config: TRL keys.
+        model: Hub id or folder to name in place of its own; None to keep it.
+        dataset: Hub id, file or folder to name in place of its own, with the same split.
+
+    Raises:
+        PrerequisiteError, UsageError: As by :func:`model_keys` and :func:`dataset_keys`.
+    """
+    found = dict(config)
+    if model is not None:
+        found.pop("model_revision", None)
+        found |= model_keys(model, revision=None, trust_remote_code=False)
+    if dataset is not None:
+        entries = found.get("datasets") or [{}]
+        split = entries[0].get("split") or found.get("dataset_train_split")
+        found = {key: value for key, value in found.items() if key not in _DATA_KEYS}
+        found |= dataset_keys(dataset, split=split, config_name=None)
+    return found
 
 
 def _mixture(builder: str, data_files: str | list[str], split: str | None) -> dict[str, Any]:

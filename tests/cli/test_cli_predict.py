@@ -379,7 +379,7 @@ def test_progress_of_a_predicted_search_says_so(
         if "tokens/s" in line or " GiB)" in line:
             assert "predicted" in line
     assert "confirm them on the card: " in done.err
-    assert "probing the front again" not in done.err
+    assert "probing the Pareto set again" not in done.err
 
 
 def test_a_cards_file_is_found_from_everywhere(

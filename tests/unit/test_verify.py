@@ -167,3 +167,24 @@ def test_a_predicted_run_tells_its_peaks(file: Path, monkeypatch: pytest.MonkeyP
     assert [item.name for item in check.comparisons] == ["allocated peak", "reserved peak"]
     (check,) = verify_files([file], trials={file: make_trial(1)}, timeout_s=30)
     assert check.peak_allocated_bytes is None
+
+
+def test_model_and_data_may_lie_elsewhere(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The stand-in fails with what its file holds, which becomes the detail.
+    script = "import sys; raise ValueError(' '.join(open(sys.argv[3]).read().split()))"
+    stand_in(monkeypatch, script)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "rows.jsonl").write_text("{}")
+    old = "datasets: [{data_files: /old/rows.jsonl, path: json, split: part}]\n"
+    file.write_text(f"model_name_or_path: /old/model\n{old}max_length: 8\n")
+    places = {"model": str(tmp_path / "model"), "dataset": str(tmp_path / "rows.jsonl")}
+    (check,) = verify_files([file], timeout_s=30, **places)
+    assert f"model_name_or_path: {tmp_path / 'model'}" in check.detail
+    assert "split: part" in check.detail
+    assert "/old/" not in check.detail
+    assert "max_length: 8" in check.detail
+    assert check.file == str(file)
+    assert "/old/model" in file.read_text()
