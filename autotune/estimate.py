@@ -296,7 +296,7 @@ def _unknown(card: CardEstimate) -> AutotuneError:
     """Return the error for a configuration that no card gave a prediction for."""
     if card.is_refusal:
         return UsageError(
-            f"the configuration does not run on {card.label}: {card.detail}",
+            f"the configuration does not run on {card.label}: {card.reason}",
             hint="Change what is refused in the file, or the card.",
         )
     message = f"no prediction came about on {card.label}: {card.outcome.value}, {card.detail}"

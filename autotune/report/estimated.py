@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -101,8 +102,13 @@ class CardEstimate:
             needed = f"it would need a predicted {used}" if self.measurement else self.detail
             return f"DOES NOT FIT: {needed}; {rule}."
         if self.is_refusal:
-            return f"DOES NOT RUN: {self.detail}"
+            return f"DOES NOT RUN: {self.reason}"
         return f"CANNOT BE TOLD ({self.outcome.value}): {self.detail}"
+
+    @property
+    def reason(self) -> str:
+        """Return why it did not end well, without the name of a Python exception."""
+        return re.sub(r"^\w+Error: ", "", self.detail)
 
     def host_warning(self) -> str:
         """Return a warning, after a space, if the host must hold more than many have."""
