@@ -106,7 +106,7 @@ def verify_files(
         dataset: Where the files' data lies on this machine; None if where they say.
 
     Raises:
-        PrerequisiteError: If a file is gone.
+        PrerequisiteError: If a file is gone, or what it names is not on this machine.
         UsageError: If a file is no YAML mapping.
     """
     for file in files:
@@ -117,10 +117,15 @@ def verify_files(
 
 
 def _moved(file: Path, folder: Path, model: str | None, dataset: str | None) -> Path:
-    """Return the file to run: a copy that names model and data where they lie here, if asked."""
+    """Return the file to run: a copy that names model and data where they lie here, if asked.
+
+    Raises:
+        PrerequisiteError: If what it names is not on this machine.
+    """
+    config = sources.moved(trl_file.read(file).config, model, dataset)
+    sources.check_present(config)
     if model is None and dataset is None:
         return file
-    config = sources.moved(trl_file.read(file).config, model, dataset)
     copy = folder / file.name
     trl_yaml.write_text(copy, yaml.safe_dump(config))
     return copy

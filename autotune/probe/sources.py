@@ -136,6 +136,29 @@ def moved(config: Mapping[str, Any], model: str | None, dataset: str | None) -> 
     return found
 
 
+def check_present(config: Mapping[str, Any]) -> None:
+    """Check that local model and data of a configuration are on this machine.
+
+    Raises:
+        PrerequisiteError: Naming what is missing; a file from another machine names its paths.
+    """
+    entries = config.get("datasets") or []
+    files = [entry.get("data_files") for entry in entries if isinstance(entry, Mapping)]
+    data = [config.get("dataset_name")]
+    for item in files:
+        data += item if isinstance(item, list) else [item]
+    for what, names in (("model", [config.get("model_name_or_path")]), ("dataset", data)):
+        for name in names:
+            # Names of data files are patterns, and what is relative or an id may be anything.
+            if not isinstance(name, str) or not name.startswith("/"):
+                continue
+            if not Path(name).exists() and not glob.glob(name, recursive=True):
+                raise PrerequisiteError(
+                    f"there is no {name} on this machine, which the file names as its {what}.",
+                    hint=f"Put it there, or say where it lies: --{what} PATH.",
+                )
+
+
 def _mixture(builder: str, data_files: str | list[str], split: str | None) -> dict[str, Any]:
     # `datasets` takes the names for patterns, and would read other files or none.
     if isinstance(data_files, str):

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent / "report"))
 from report_factory import make_measurement, make_result, make_trial
 
 from autotune import verify
+from autotune.errors import PrerequisiteError
 from autotune.probe.result import Interval, MemoryPeak
 from autotune.report.comparison import compare
 from autotune.report.trial import Trial
@@ -188,3 +189,35 @@ def test_model_and_data_may_lie_elsewhere(
     assert "max_length: 8" in check.detail
     assert check.file == str(file)
     assert "/old/model" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("model_name_or_path: /from/there/model\n", "--model"),
+        ("dataset_name: /from/there/rows\n", "--dataset"),
+        ("datasets: [{path: json, data_files: /from/there/rows.jsonl}]\n", "--dataset"),
+        ("datasets: [{path: json, data_files: [/from/there/*.jsonl]}]\n", "--dataset"),
+    ],
+)
+def test_what_is_not_on_this_machine_is_named_before_a_run(
+    text: str, option: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, "")
+    file.write_text(text)
+    with pytest.raises(PrerequisiteError, match="/from/there/") as caught:
+        list(verify_files([file], timeout_s=30))
+    assert option in caught.value.hint
+
+
+def test_names_of_the_hub_and_patterns_are_left_to_trl(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, "")
+    (tmp_path / "a.jsonl").touch()
+    file.write_text(
+        "model_name_or_path: some/model\n"
+        f"datasets: [{{path: json, data_files: '{tmp_path}/*.jsonl'}}]\n"
+    )
+    (check,) = verify_files([file], timeout_s=30)
+    assert check.passed
