@@ -99,7 +99,7 @@ class Estimator:
                 config=self._config, process_env=self._env, data_folder=answer["data_folder"]
             )
             found = self._probe_all(folder, executor, shared)
-        if not any(card.is_known for card in found):
+        if all(card.is_refusal or not card.is_known for card in found):
             raise _unknown(found[0])
         return Estimate(
             file=str(self._file.path),
@@ -214,6 +214,9 @@ class Estimator:
         if self._assume_length is not None and limit and limit < self._assume_length:
             how = "packed into" if trl_config.packs(self._config) else "cut to"
             found.append(f"the assumed rows are {how} max_length, {limit:,} tokens.")
+        name = str(self._config["model_name_or_path"])
+        if not sources.may_hold_weights(name):
+            found.append(f"{sources.no_weights(name)} The prediction needs none, but trl does.")
         if data.num_empty_rows:
             found.append(f"{data.num_empty_rows:,} empty rows are left out; trl fails on them.")
         return found
@@ -283,12 +286,23 @@ def _estimate(device: str, result: ProbeResult, needed: ProbeResult) -> CardEsti
         budget_bytes=budget,
         outcome=result.outcome,
         detail=result.detail,
+        is_refusal=_is_refusal(result),
         measurement=needed.measurement,
     )
 
 
+def _is_refusal(result: ProbeResult) -> bool:
+    """Return whether the run would be refused on the card, too, and not only here without it."""
+    return result.outcome is Outcome.UNSUPPORTED and result.error_type != "NotVirtual"
+
+
 def _unknown(card: CardEstimate) -> AutotuneError:
     """Return the error for a configuration that no card gave a prediction for."""
+    if card.is_refusal:
+        return UsageError(
+            f"the configuration does not run on {card.label}: {card.reason}",
+            hint="Change what is refused in the file, or the card.",
+        )
     message = f"no prediction came about on {card.label}: {card.outcome.value}, {card.detail}"
     if card.outcome is Outcome.UNSUPPORTED:
         return UsageError(message, hint="Change what is refused in the file, or the card.")

@@ -107,6 +107,7 @@ class Request:
             if not holds:
                 raise UsageError(f"{message}.")
         self._check_fixed()
+        membudget.check_asked(self.memory_budget_bytes)
         # Workers need not run in the present folder.
         object.__setattr__(self, "device", full_name(self.device))
         check_device_name(self.device)
@@ -215,6 +216,16 @@ class Plan:
             found.append(
                 f"The global batch of {self.context.global_batch:,} is more than the data's "
                 f"{data.num_rows:,} rows, so that an epoch is less than one step."
+            )
+        own_budget = membudget.own_budget_notice(
+            self.request.memory_budget_bytes, self.context.device
+        )
+        found += [own_budget] if own_budget else []
+        name = str(self.base_config["model_name_or_path"])
+        if not sources.may_hold_weights(name):
+            found.append(
+                f"{sources.no_weights(name)} The probes need none, but trl does: put them there "
+                "before you train."
             )
         return tuple(found)
 

@@ -121,7 +121,9 @@ def show_json(value: object) -> None:
 
 def stdout_console() -> Console:
     """Return rich's console for results."""
-    return _console(sys.stdout, width=None if sys.stdout.isatty() else 120)
+    # Without a terminal rich would take 80 columns; it reads COLUMNS itself.
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return _console(sys.stdout, width=None if has_width else 120)
 
 
 def stderr_console() -> Console:
@@ -165,8 +167,16 @@ def parsed(read: Callable[[str], T], text: str | None, option: str) -> T | None:
 
 
 def size(text: str | None, option: str) -> int | None:
-    """Return bytes for an option such as ``--memory-budget 22GiB``."""
-    return parsed(units.parse_bytes, text, option)
+    """Return bytes for an option such as ``--memory-budget 22GiB``.
+
+    Raises:
+        UsageError: If it is no size, or so small that its unit was forgotten.
+    """
+    from autotune import membudget
+
+    found = parsed(units.parse_bytes, text, option)
+    membudget.check_asked(found)
+    return found
 
 
 def duration_s(text: str | None, option: str) -> float | None:

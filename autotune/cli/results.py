@@ -95,6 +95,12 @@ def verify(
         int, typer.Option(help="Optimizer steps to run.", min=1, max=options.MOST)
     ] = 3,
     timeout: Annotated[str, typer.Option(help="Limit of one run, as 10m.")] = "10m",
+    model: Annotated[
+        str | None, typer.Option(help="Where the model lies on this machine, if elsewhere.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Where the data lies on this machine, if elsewhere.")
+    ] = None,
     trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.Json = False,
 ) -> int:
@@ -114,7 +120,9 @@ def verify(
     if note:
         common.say(f"note: {note}")
     checks = []
-    for check in verify_files(files, num_steps=steps, timeout_s=limit_s, trials=trials):
+    for check in verify_files(
+        files, num_steps=steps, timeout_s=limit_s, trials=trials, model=model, dataset=dataset
+    ):
         checks.append(check)
         common.say(check.line())
     if as_json:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -117,6 +118,7 @@ def demo(
     from autotune.executors.subprocess import SubprocessExecutor
     from autotune.runfolder import RunFolder
 
+    budget_bytes = common.size(memory_budget, "--memory-budget")
     common.make_folder(folder, "--folder")
     RunFolder(folder / "run").check(resume=resume)  # before the minutes that the worker takes
     common.say(f"making a tiny model and a small chat data set in {folder}")
@@ -132,7 +134,7 @@ def demo(
             "measured_steps": 4,
             # Cutting rows short is always faster and leaner; this keeps it from winning by that.
             "min_coverage": 0.97,
-            "memory_budget_bytes": common.size(memory_budget, "--memory-budget"),
+            "memory_budget_bytes": budget_bytes,
             "seed": seed,
             "run_dir": folder / "run",
             "resume": resume,
@@ -177,12 +179,22 @@ def _search(
     common.say(f"run folder: {tuner.folder.path}")
     best = shlex.quote(str(tuner.folder.configs / "best.yaml"))
     common.say(f"train with: {common.program('trl')} {report.trainer} --config {best}")
+    _say_of_weights(report.pick("balanced").config)
     if report.is_predicted:
         folder = shlex.quote(str(tuner.folder.path))
         trust = " --trust-remote-code" if settings.get("trust_remote_code") else ""
         confirm = f"{common.program('autotune')} verify {folder}{trust}"
         common.say(f"all figures are predicted; confirm them on the card: {confirm}")
     return 0
+
+
+def _say_of_weights(config: Mapping[str, Any]) -> None:
+    """Say what the command above it needs first, if it cannot run as it stands."""
+    from autotune.probe import sources
+
+    name = str(config.get("model_name_or_path", ""))
+    if not sources.may_hold_weights(name):
+        common.say(f"  but first: {sources.no_weights(name)} Put them there; trl needs them.")
 
 
 def _dry_run(

@@ -106,7 +106,7 @@ class VirtualDevice:
 
     def oom_signatures(self) -> tuple[OomSignature, ...]:
         """Return the modelled allocator's exception."""
-        return (OomSignature(type_name="autotune.virtual.allocator.OutOfMemory"),)
+        return (OomSignature(type_name="autotune.virtual.errors.OutOfMemory"),)
 
     @contextlib.contextmanager
     def placed(self) -> Iterator[None]:

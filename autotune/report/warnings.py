@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from autotune.probe.result import Measurement, Outcome, ProbeResult
+from autotune.report.cells import fact
 from autotune.report.trial import Trial
 from autotune.units import MIB, format_gib
 
@@ -143,7 +144,7 @@ def _repeated(trials: Sequence[Trial]) -> str:
         return ""
     all_of_them = [result for results in found.values() for result in results]
     last = all_of_them[-1]
-    detail = next(iter(last.detail.splitlines()), "")
+    detail = fact(last.detail)
     what = "A probe" if len(all_of_them) == 1 else f"{len(all_of_them)} probes"
     return (
         f"{what} crashed or vanished and had to be repeated, in {_names(found)} (the last one"

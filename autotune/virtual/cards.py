@@ -13,7 +13,7 @@ from typing import Any
 from autotune.errors import PrerequisiteError, UnknownNameError, UsageError
 from autotune.files import check_regular
 from autotune.space.context import DeviceInfo
-from autotune.units import parse_bytes
+from autotune.units import MIB, parse_bytes
 
 CATALOGUE = Path(__file__).with_name("gpus.toml")
 _CUSTOM = "a100-80gb"
@@ -225,7 +225,7 @@ def find(name: str) -> Card:
         else:
             return _of_size(size, text)
     names = [*cards, *(alias for card in cards.values() for alias in card.aliases)]
-    raise UnknownNameError("card", name, names)
+    raise UnknownNameError("card", name, names, listing="`autotune gpus` lists all cards.")
 
 
 def _compact(name: str) -> str:
@@ -262,6 +262,11 @@ def _path(name: str) -> Path:
 def _of_size(size: int, name: str) -> Card:
     base = catalogue()[_CUSTOM]
     values = {key: getattr(base, key) for key in Card.__dataclass_fields__}
+    if size < MIB and name.isdecimal():
+        raise UsageError(
+            f"a card of {size:,} bytes holds nothing.",
+            hint=f"Did you mean {size}GiB? Without a unit, a size is in bytes.",
+        )
     values.update(
         id=name,
         name=f"a card of {name} (rates of {base.name})",

@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from autotune.units import format_duration, format_gib
+
 BLOCK_BYTES = 512
 """PyTorch's caching allocator for CUDA rounds every request up to this (kMinBlockSize)."""
 
@@ -78,18 +80,24 @@ class Cost:
     seconds: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Trace:
     """Events of one run on one device, and the same for the bytes it keeps on the host.
+
+    What to read of it: :attr:`peak_bytes`, :attr:`host_peak_bytes`, :attr:`costs` and
+    :meth:`summary`; :func:`autotune.virtual.fit` says what it takes of a card.
 
     Attributes:
         storages: Every storage of the device, by its number.
         events: ``(ALLOC | FREE, storage number)`` in order; ``(MARK, n)`` is ``marks[n]``.
         marks: Names of the marks that the run set, such as ``first_step``.
         allocated_bytes: In use now, in blocks of 512 bytes.
-        peak_bytes: The most that was in use at once since :meth:`reset_peak`.
+        peak_bytes: The most that was in use at once since :meth:`reset_peak`, as
+            ``torch.cuda.max_memory_allocated`` counts it.
         host_bytes: Bytes of host memory that hold copies of device data or paged states, now.
         host_peak_bytes: The most of that at once.
+        costs: Predicted work by phase (of :data:`PHASES`): see :class:`Cost`.
+        closed: Whether the run is over, so that nothing is counted any more.
     """
 
     storages: list[Storage] = field(default_factory=list)
@@ -108,6 +116,30 @@ class Trace:
     _lock: Any = field(default_factory=threading.RLock)
     closed: bool = False
     after_bytes: int = 0
+
+    def __repr__(self) -> str:
+        """Return its figures: what it holds would fill many screens."""
+        host = f", {format_gib(self.host_peak_bytes)} on the host" if self.host_peak_bytes else ""
+        seconds = sum(cost.seconds for cost in self.costs.values())
+        return (
+            f"<Trace: peak {format_gib(self.peak_bytes)} allocated{host},"
+            f" {format_duration(seconds)} predicted, {len(self.storages):,} storages,"
+            f" {len(self.events):,} events>"
+        )
+
+    def summary(self, *, max_points: int = 240) -> dict[str, Any]:
+        """Return what the peak is made of and how memory changed, as plain JSON values.
+
+        Args:
+            max_points: The most points of the timeline.
+
+        Returns:
+            As :func:`autotune.virtual.summary.summarise` says.
+        """
+        # That module reads traces, and so imports this one.
+        from autotune.virtual.summary import summarise
+
+        return summarise(self, max_points=max_points)
 
     def phase(self) -> str:
         """Return the phase that runs now."""

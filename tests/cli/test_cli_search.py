@@ -41,7 +41,12 @@ def test_a_search_ends_with_a_recommendation(
     # The result is on stdout, what happens meanwhile on stderr.
     assert "GiB" in done.out
     assert "tokens/s" in done.out or "tok/s" in done.out
-    for text in ("starting the worker", "front so far", "probing the front again", "run folder"):
+    for text in (
+        "starting the worker",
+        "Pareto set so far",
+        "probing the Pareto set again",
+        "run folder",
+    ):
         assert text not in done.out
         assert text in done.err
     assert str(Path("here").resolve() / "configs" / "best.yaml") in done.err

@@ -153,7 +153,18 @@ BROKEN: dict[str, tuple[Broken, type[Exception], str]] = {
     "no_tokenizer": (
         without("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
         PrerequisiteError,
-        "tokenizer",
+        "holds no tokenizer",
+    ),
+    # transformers makes an empty tokenizer for some architectures, which then lacks a template.
+    "no_tokenizer_at_all": (
+        without(
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+            "chat_template.jinja",
+        ),
+        PrerequisiteError,
+        "holds no tokenizer",
     ),
     "no_special_tokens": (no_special_tokens, UsageError, "eos token"),
     "no_chat_template": (without("chat_template.jinja"), UsageError, "chat template"),
