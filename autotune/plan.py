@@ -260,6 +260,7 @@ def make_plan(
         packages=seen["packages"],
         global_batch=request.global_batch or TRL_BATCH_SIZE,
         min_coverage=request.min_coverage,
+        budget_bytes=budget,
     )
     membudget.check_weights(budget, occupied, context)
     name = sources.short_name(str(keys["model_name_or_path"]))
