@@ -16,6 +16,7 @@ from autotune.probe import sources
 from autotune.runfolder import RunFolder
 from autotune.space.context import Context, DataProfile, DeviceInfo, ModelFacts
 from autotune.space.domains import Quantiles
+from autotune.space.knob import registry
 from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
 from autotune.space.space import ResolvedSpace, SearchSpace
 from autotune.virtual.cards import full_name
@@ -37,6 +38,8 @@ def predicted_steps(accumulation_steps: int) -> int:
     """
     return PREDICTED_BATCHES if accumulation_steps < 2 else PREDICTED_BATCHES // 2
 
+
+_LEAN_WEIGHTS: Mapping[str, Any] = {"dtype": "bfloat16", "adaptation": "lora_4bit"}
 
 PREPARE_TIMEOUT_S = 6 * 3600.0
 DESCRIBE_TIMEOUT_S = 300.0
@@ -194,6 +197,17 @@ class Plan:
                 f"The global batch of {self.context.global_batch:,} is more than the data's "
                 f"{data.num_rows:,} rows, so that an epoch is less than one step."
             )
+        return tuple(found)
+
+    @property
+    def lean_pins(self) -> tuple[str, ...]:
+        """Return the pins, as ``knob=value``, that make weights smaller and are legal here."""
+        found = []
+        for name, value in _LEAN_WEIGHTS.items():
+            knob = registry.get(name)
+            reason = knob.refuse(value, _LEAN_WEIGHTS, self.context) if knob.refuse else None
+            if reason is None and self.request.trainer in knob.trainers:
+                found.append(f"{name}={value}")
         return tuple(found)
 
     def identity(self) -> dict[str, Any]:
