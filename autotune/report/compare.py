@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +13,11 @@ from autotune.errors import NoFeasibleConfigError
 from autotune.probe.result import Outcome
 from autotune.report import pareto
 from autotune.report.trial import Trial
-from autotune.units import format_gib
+from autotune.units import format_gib, parse_bytes
 
+_LACKING = re.compile(
+    r"Tried to allocate (\d+(?:\.\d+)? [KMG]iB)\b.* of which (\d+(?:\.\d+)? [KMG]iB) is free"
+)
 _PHASES = ("load", "first_step", "later_steps", "eval", "save")
 
 
@@ -123,15 +128,17 @@ def _none_ran(
                 " not fit.",
                 hint=_remedies(_untried(lean_pins, probed), 0.0, to_load=True),
             )
-    furthest = max(probed, key=lambda item: (_progress(item), -item.number), default=None)
-    if furthest is None:
+    closest = max(probed, key=_nearness, default=None)
+    if closest is None:
         return NoFeasibleConfigError(f"{message}.", hint=_remedies(lean_pins, min_coverage))
-    result = furthest.results[-1]
-    detail = next(iter(result.detail.splitlines()), "")
+    result, shortfall = closest.results[-1], _shortfall(closest)
+    phase = f" in {result.phase}" if result.phase else ""
+    short = "" if shortfall is None else f", where {format_gib(shortfall)} more were needed"
+    detail = "" if short else next(iter(result.detail.splitlines()), "")
     return NoFeasibleConfigError(
-        f"{message}. Trial {furthest.number} came furthest: {furthest.outcome.value}"
-        f"{f' in {result.phase}' if result.phase else ''}{f' ({detail})' if detail else ''}.",
-        hint=_remedies(_untried(lean_pins, [furthest]), min_coverage),
+        f"{message}. Trial {closest.number} came closest: {closest.outcome.value}{phase}"
+        f"{short}{f' ({detail})' if detail else ''}.",
+        hint=_remedies(_untried(lean_pins, [closest]), min_coverage),
     )
 
 
@@ -153,9 +160,24 @@ def _untried(pins: Sequence[str], trials: Sequence[Trial]) -> list[str]:
     return [pin for pin in pins if pin not in tried]
 
 
-def _progress(trial: Trial) -> int:
-    phase = trial.results[-1].phase
-    return _PHASES.index(phase) if phase in _PHASES else -1
+def _nearness(trial: Trial) -> tuple[int, float, int]:
+    """Return how far a trial got, then by how little it failed there, then how early it was."""
+    phase, shortfall = trial.results[-1].phase, _shortfall(trial)
+    progress = _PHASES.index(phase) if phase in _PHASES else -1
+    return progress, -math.inf if shortfall is None else -shortfall, -trial.number
+
+
+def _shortfall(trial: Trial) -> int | None:
+    """Return the bytes that its last allocation lacked, in PyTorch's words; None if not known."""
+    match = _LACKING.search(trial.results[-1].detail)
+    if match is None:
+        return None
+    try:
+        lacking = parse_bytes(match[1]) - parse_bytes(match[2])
+    except ValueError:
+        return None
+    # Free memory may be out of reach, in pieces or beyond the process's own limit.
+    return lacking if lacking > 0 else None
 
 
 def _excess(trial: Trial) -> float:

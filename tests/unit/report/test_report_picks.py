@@ -124,10 +124,29 @@ def test_without_a_trial_that_ran_the_one_that_came_furthest_is_named():
     trials = [failed(0, "load"), failed(1, "later_steps"), failed(2, "first_step")]
     error = make_report(trials, lean_pins=PINS, min_coverage=0.95).nothing_fits()
     assert (
-        "Trial 1 came furthest: device_oom in later_steps (CUDA out of memory. Tried to allocate"
+        "Trial 1 came closest: device_oom in later_steps (CUDA out of memory. Tried to allocate"
         " 2.00 GiB)." in error.message
     )
     assert "lower --min-coverage" in error.hint
+
+
+def test_of_trials_that_came_as_far_the_one_that_lacked_least_is_named():
+    words = (
+        "CUDA out of memory. Tried to allocate {} GiB. GPU 0 has 23 GiB of which {} MiB is free."
+    )
+    trials = [make_failure(0), *(failed(n, "first_step") for n in (1, 2, 3))]
+    for number, tried, free in (
+        (1, "3.00", "512.00"),
+        (2, "1.50", "256.00"),
+        (3, "0.50", "900.00"),
+    ):
+        detail = words.format(tried, free)
+        results = (replace(trials[number].results[0], detail=detail),)
+        trials[number] = replace(trials[number], results=results)
+    assert (
+        "Trial 2 came closest: device_oom in first_step, where 1.25 GiB more were needed."
+        in make_report(trials).nothing_fits().message
+    )
 
 
 def test_a_trial_that_ran_but_is_over_comes_closest():
