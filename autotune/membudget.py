@@ -5,6 +5,7 @@ from __future__ import annotations
 from autotune.errors import UsageError
 from autotune.probe.prediction import MEMORY_MARGIN
 from autotune.space.context import Context, DeviceInfo
+from autotune.space.weights import least_bytes
 from autotune.units import MIB, format_gib
 
 HEADROOM = 0.10
@@ -100,8 +101,8 @@ def check_weights(budget: int, occupied: int, context: Context) -> None:
     Raises:
         UsageError: Naming the figures.
     """
-    per_parameter = 0.5 if "bitsandbytes" in context.packages else 2.0
-    least = round(context.model.num_parameters * per_parameter)
+    form = "4 bits" if "bitsandbytes" in context.packages else "bfloat16"
+    least = least_bytes(context.model.num_parameters, form)
     if budget < occupied + least:
         beside = f", beside the {format_gib(occupied)} of PyTorch and TRL" if occupied else ""
         raise UsageError(

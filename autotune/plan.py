@@ -16,6 +16,7 @@ from autotune.probe import sources, trust
 from autotune.runfolder import RunFolder
 from autotune.space.context import Context, DataProfile, DeviceInfo, ModelFacts
 from autotune.space.domains import Quantiles
+from autotune.space.knob import registry
 from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
 from autotune.space.space import ResolvedSpace, SearchSpace
 from autotune.virtual.cards import full_name
@@ -41,6 +42,11 @@ def predicted_steps(accumulation_steps: int) -> int:
 MOST_ROWS = 2**31
 """Of a global batch: what TRL and PyTorch count in 32 bits somewhere."""
 
+DEFAULT_MIN_COVERAGE = 0.95
+"""Cutting rows short is always faster and leaner, so that nothing else would win without it."""
+
+_LEAN_WEIGHTS: Mapping[str, Any] = {"dtype": "bfloat16", "adaptation": "lora_4bit"}
+
 PREPARE_TIMEOUT_S = 6 * 3600.0
 DESCRIBE_TIMEOUT_S = 300.0
 
@@ -57,7 +63,7 @@ class Request:
     memory_budget_bytes: int | None = None
     global_batch: int | None = None
     pins: Mapping[str, Any] = field(default_factory=dict)
-    min_coverage: float = 0.0
+    min_coverage: float = DEFAULT_MIN_COVERAGE
     split: str | None = None
     dataset_config: str | None = None
     revision: str | None = None
@@ -229,6 +235,17 @@ class Plan:
             )
         return tuple(found)
 
+    @property
+    def lean_pins(self) -> tuple[str, ...]:
+        """Return the pins, as ``knob=value``, that make weights smaller and are legal here."""
+        found = []
+        for name, value in _LEAN_WEIGHTS.items():
+            knob = registry.get(name)
+            reason = knob.refuse(value, _LEAN_WEIGHTS, self.context) if knob.refuse else None
+            if reason is None and self.request.trainer in knob.trainers:
+                found.append(f"{name}={value}")
+        return tuple(found)
+
     def identity(self) -> dict[str, Any]:
         """Return what must be the same for results to belong to one search."""
         request = self.request
@@ -293,6 +310,7 @@ def make_plan(
         packages=seen["packages"],
         global_batch=request.global_batch or TRL_BATCH_SIZE,
         min_coverage=request.min_coverage,
+        budget_bytes=budget,
     )
     membudget.check_weights(budget, occupied, context)
     name = sources.short_name(str(keys["model_name_or_path"]))

@@ -390,6 +390,7 @@ class Tuner:
             removed_values=tuple(
                 (f"{name}={value}", reason) for name, value, reason in plan.space.removed
             ),
+            lean_pins=plan.lean_pins,
             notices=plan.notices,
             warnings=report_warnings.collect(
                 loop.trials, pareto=numbers, resume_with=self.resume_command

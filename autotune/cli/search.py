@@ -46,8 +46,11 @@ def search(
     ] = None,
     pin: Pin = None,
     min_coverage: Annotated[
-        float, typer.Option(help="Least share of loss tokens to train on.", min=0.0, max=1.0)
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            help="Least share of loss tokens to train on.  [default: 0.95]", min=0.0, max=1.0
+        ),
+    ] = None,
     split: options.Split = None,
     dataset_config: options.DatasetConfig = None,
     revision: options.Revision = None,
@@ -80,7 +83,6 @@ def search(
         "memory_budget_bytes": common.size(memory_budget, "--memory-budget"),
         "global_batch": global_batch,
         "pins": common.pins(pin or ()),
-        "min_coverage": min_coverage,
         "split": split,
         "dataset_config": dataset_config,
         "revision": revision,
@@ -96,6 +98,8 @@ def search(
         "resume": resume,
         "study": study,
     }
+    if min_coverage is not None:
+        settings["min_coverage"] = min_coverage
     limit_s = common.duration_s(time_budget, "--time-budget")
     _check_trainer(trainer, space)
     if resume and run_dir is None:

@@ -12,9 +12,10 @@ from rich.text import Text
 from autotune.probe import prediction
 from autotune.probe.result import Outcome
 from autotune.report.cells import ending, probe_line, rate, settings, table_row
-from autotune.report.compare import nothing_fits
 from autotune.report.makeup import makeup_table, timeline_picture
 from autotune.report.model import Report
+from autotune.report.pareto import is_unranked
+from autotune.report.picks import pick_notes
 from autotune.report.plot import scatter
 from autotune.report.trial import Trial, memory_name
 from autotune.units import format_duration, format_gib
@@ -84,6 +85,7 @@ def pareto_table(report: Report, width: int, members: Sequence[Trial] | None = N
         text.append(_line(row, widths) + "\n", style="cyan" if item.number in names else "")
         tags = f"[{', '.join(names[item.number])}] " if item.number in names else ""
         edge = " (on the edge of memory)" if item.on_the_edge else ""
+        edge += " (rate too noisy to rank)" if is_unranked(item) else ""
         text.append(_wrap(f"{tags}{settings(item.changed)}{edge}", width, indent=7) + "\n")
         if (item.host_bytes or 0) >= prediction.HOST_NOTED_BYTES:
             held = f"holds {format_gib(item.host_bytes)} on the host, predicted"
@@ -179,7 +181,7 @@ def _baseline(report: Report) -> str:
 def _recommendation(report: Report, width: int) -> list[Text]:
     members = report.pareto
     if not members:
-        error = nothing_fits(report.trials, report.budget_bytes)
+        error = report.nothing_fits()
         message = f"{error.message[:1].upper()}{error.message[1:]} {error.hint}"
         return [Text(_wrap(message, width), style="bold red")]
     title = f"Pareto set: {len(members)} of {len(report.trials)} trials, leanest first"
@@ -189,6 +191,7 @@ def _recommendation(report: Report, width: int) -> list[Text]:
     rates = f"predicted, {off}" if report.is_predicted else MEASURED_RATE
     legend = Text(_wrap(LEGEND.format(peak=peak, rate=rates), width), style="dim")
     parts = [_titled(title, pareto_table(report, width)).append_text(legend)]
+    parts += [Text(_wrap(text, width)) for text in pick_notes(report)]
     if any(item.changes for item in members):
         same = report.same_training()
         numbers = ", ".join(str(item.number) for item in same)

@@ -234,6 +234,7 @@ class Context:
         global_batch: Rows per optimizer step, over all devices; never varied by the search.
         num_processes: Data-parallel processes per probe.
         min_coverage: Least share (0 to 1) of loss tokens a candidate must train on.
+        budget_bytes: Peak memory that a candidate must stay within; None if not known.
     """
 
     trainer: str
@@ -244,3 +245,4 @@ class Context:
     global_batch: int
     num_processes: int = 1
     min_coverage: float = 0.0
+    budget_bytes: int | None = None

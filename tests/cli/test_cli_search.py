@@ -114,10 +114,11 @@ def test_the_default_run_folder_is_under_runs(
 
 
 def test_nothing_fits(machine: dict[str, Any], cli: Callable[..., Done]) -> None:
-    machine["wall"] = MemoryWall(capacity_bytes=1 * GIB)
+    machine["wall"] = MemoryWall(capacity_bytes=GIB // 8)
     done = cli(*SEARCH, "--trials", 5, "--run-dir", "here")
     assert done.code == 3
     assert "error:" in done.err
+    assert "the weights alone do not fit" in done.err
     assert "hint:" in done.err
     assert Report.load("here/report.json").finished
     done = cli(*SEARCH, "--trials", 6, "--run-dir", "here", "--resume", "--json")

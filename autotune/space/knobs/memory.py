@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.space.context import Context
 from autotune.space.domains import Choice, Value
-from autotune.space.knob import Candidate, Knob, add
+from autotune.space.knob import Candidate, Knob, add, loads_alike
 from autotune.space.knobs.precision import adapts
 
 _EVERY_N = {"every_2_layers": 2, "every_4_layers": 4}
@@ -99,6 +99,8 @@ CHECKPOINTING = add(
         },
         refuse=_refuse_checkpointing,
         memory_at_least=_checkpointing_at_least,
+        loads_at_least=loads_alike,
+        leanest=("full", "full_reentrant", "every_2_layers", "selective"),
     )
 )
 
@@ -124,6 +126,7 @@ OFFLOADING = add(
         domain=Choice(("off", "on")),
         write=lambda value, candidate, context: {"activation_offloading": value == "on"},
         active_if=_offloading_inactive,
+        loads_at_least=loads_alike,
     )
 )
 
@@ -154,6 +157,7 @@ ALLOCATOR = add(
         keys=("env.PYTORCH_ALLOC_CONF", "env.PYTORCH_CUDA_ALLOC_CONF"),
         write=_write_allocator,
         active_if=_allocator_inactive,
+        leanest=("expandable_segments",),
         ignored_when_inactive=True,
     )
 )
@@ -178,6 +182,7 @@ EMPTY_CACHE = add(
             "torch_empty_cache_steps": None if value == "none" else value
         },
         active_if=_cache_inactive,
+        loads_at_least=loads_alike,
         ignored_when_inactive=True,
     )
 )

@@ -40,7 +40,7 @@ def test_every_figure_of_a_member_is_shown():
     (line,) = [line for line in text.splitlines() if line.split()[:2] == ["3", "measured"]]
     for figure in ("15.00", "2,000", "2.0%", "20.0%", "87.6%", "2.00x", "1.50x", "tokens"):
         assert figure in line
-    assert "[fastest] max_length=512" in text
+    assert "[fastest, balanced] max_length=512" in text
     assert "(on the edge of memory)" in text
     assert "ok 6 (1 over a limit), device_oom 2 (1 not run), crashed 1" in text
     assert "The baseline, trial 0, is measured at 1,000 tokens/s (IQR 2.0%)" in text
