@@ -22,9 +22,10 @@ from autotune.space.space import ResolvedSpace, SearchSpace
 from autotune.virtual.cards import full_name
 
 PREDICTED_BATCHES = 2
-"""Typical micro-batches of a prediction, chosen to stand for all."""
+"""Typical micro-batches of a prediction, chosen to stand for all, between the largest one at the
+start and at the end."""
 MEASURED_FIRST_WORST = 2
-PREDICTED_FIRST_WORST = 0
+PREDICTED_FIRST_WORST = 1
 MEASURED_ROWS = 8
 PREDICTED_ROWS = 2
 """Rows per step: what a virtual probe spends on them buys less than another candidate does."""
@@ -33,10 +34,10 @@ PREDICTED_ROWS = 2
 def predicted_steps(accumulation_steps: int) -> int:
     """Return the typical steps of a prediction, which needs no warm-up and no repetition.
 
-    Each holds two micro-batches, where a full step has as many (see
-    :func:`autotune.trainers.schedule.probe_accumulation`).
+    None where steps accumulate: beside the largest micro-batch, the first and the last step hold a
+    typical one each.
     """
-    return PREDICTED_BATCHES if accumulation_steps < 2 else PREDICTED_BATCHES // 2
+    return PREDICTED_BATCHES if accumulation_steps < 2 else 0
 
 
 MOST_ROWS = 2**31
@@ -63,7 +64,7 @@ class Request:
     memory_budget_bytes: int | None = None
     global_batch: int | None = None
     pins: Mapping[str, Any] = field(default_factory=dict)
-    min_coverage: float = DEFAULT_MIN_COVERAGE
+    min_coverage: float | None = None
     split: str | None = None
     dataset_config: str | None = None
     revision: str | None = None
@@ -82,7 +83,7 @@ class Request:
                 self.weights == "random" or not self.device.startswith("virtual:"),
                 "a virtual card holds no data, so that weights can't be 'real'",
             ),
-            (0.0 <= self.min_coverage <= 1.0, "min_coverage must be from 0 to 1"),
+            (0.0 <= self.least_coverage <= 1.0, "min_coverage must be from 0 to 1"),
             (
                 self.global_batch is None or 0 < self.global_batch <= MOST_ROWS,
                 f"global_batch must be from 1 to {MOST_ROWS:,}",
@@ -132,6 +133,16 @@ class Request:
                 f"{where} sets {', '.join(refused)} under env, which a space may not.",
                 hint="Set it in your shell for the search, and in the exported file for training.",
             )
+
+    @property
+    def least_coverage(self) -> float:
+        """Return the least share (0 to 1) of the data's loss tokens that is trained on.
+
+        Who pins a length has decided what is cut.
+        """
+        if self.min_coverage is not None:
+            return self.min_coverage
+        return 0.0 if "max_length" in self.pins else DEFAULT_MIN_COVERAGE
 
     def source_keys(self) -> dict[str, Any]:
         """Return the TRL keys that name model and data set.
@@ -190,10 +201,10 @@ class Plan:
 
     @property
     def first_worst_steps(self) -> int:
-        """Return the steps at the start that end with the largest batch.
+        """Return the steps at the start that hold the largest batch.
 
-        Predicted, the largest batch before the optimizer states exist tells nothing that the one
-        at the end, when they do and memory is fragmented, does not tell better.
+        Predicted, one does: it is what the allocator's blocks are as large as from then on. Once
+        the optimizer states exist, the one at the end tells what is needed.
         """
         return PREDICTED_FIRST_WORST if self.context.device.is_virtual else MEASURED_FIRST_WORST
 
@@ -264,7 +275,7 @@ class Plan:
             "device": f"{self.context.device.kind} {self.context.device.label}",
             "memory_budget_bytes": request.memory_budget_bytes,
             "global_batch": self.context.global_batch,
-            "min_coverage": request.min_coverage,
+            "min_coverage": request.least_coverage,
             "weights": request.weights,
             "phases": list(request.phases),
             "steps": [request.warmup_steps, request.measured_steps],
@@ -309,7 +320,7 @@ def make_plan(
         data=DataProfile.from_dict(prepared["data"]),
         packages=seen["packages"],
         global_batch=request.global_batch or TRL_BATCH_SIZE,
-        min_coverage=request.min_coverage,
+        min_coverage=request.least_coverage,
         budget_bytes=budget,
     )
     membudget.check_weights(budget, occupied, context)

@@ -327,8 +327,8 @@ class Tuner:
 
     def _constraints(self) -> tuple[Constraint, ...]:
         own = [objectives.memory_budget()]
-        if self.request.min_coverage > 0:
-            own.append(objectives.coverage(self.request.min_coverage))
+        if self.request.least_coverage > 0:
+            own.append(objectives.coverage(self.request.least_coverage))
         return (*own, *self._extra_constraints)
 
     def _write_run(self, plan: Plan, run_id: str) -> None:
@@ -383,7 +383,7 @@ class Tuner:
             budget_bytes=plan.budget_bytes,
             budget_source=plan.budget_source,
             global_batch=plan.context.global_batch,
-            min_coverage=plan.request.min_coverage,
+            min_coverage=plan.request.least_coverage,
             space=plan.request.space.name,
             space_digest=plan.request.space.digest,
             inactive_knobs=tuple(plan.space.inactive),

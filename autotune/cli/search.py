@@ -48,7 +48,9 @@ def search(
     min_coverage: Annotated[
         float | None,
         typer.Option(
-            help="Least share of loss tokens to train on.  [default: 0.95]", min=0.0, max=1.0
+            help="Least share of loss tokens to train on.  [default: 0.95; 0 for a pinned length]",
+            min=0.0,
+            max=1.0,
         ),
     ] = None,
     split: options.Split = None,

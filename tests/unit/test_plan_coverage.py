@@ -29,7 +29,7 @@ def plan_of(folder: Path, context: Context | None = None, **asked: Any) -> Plan:
 
 def test_by_default_little_of_the_data_may_be_cut(tmp_path: Path) -> None:
     plan = plan_of(tmp_path)
-    assert plan.request.min_coverage == DEFAULT_MIN_COVERAGE == 0.95
+    assert plan.request.least_coverage == DEFAULT_MIN_COVERAGE == 0.95
     assert all(plan.space.coverage(item) >= 0.95 for item in plan.space.enumerate())
     assert plan.space.baseline["max_length"] > 1024
     (notice,) = [text for text in plan.notices if "max_length" in text]
@@ -46,8 +46,10 @@ def test_rows_that_trl_s_length_keeps_need_no_notice(tmp_path: Path) -> None:
 def test_a_pinned_length_that_cuts_more_names_the_option(tmp_path: Path) -> None:
     pins = {"max_length": "512", "batching": "padded"}
     with pytest.raises(SpaceError, match=r"--min-coverage.*Lower --min-coverage"):
-        plan_of(tmp_path, pins=pins)
-    plan = plan_of(tmp_path / "less", pins=pins, min_coverage=0.4)
+        plan_of(tmp_path, pins=pins, min_coverage=0.95)
+    # Without the option, who pins a length has decided what is cut.
+    plan = plan_of(tmp_path / "pinned", pins=pins)
+    assert plan.request.least_coverage == 0.0
     assert plan.space.baseline["max_length"] == 512
 
 
