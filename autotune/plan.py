@@ -21,9 +21,6 @@ from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
 from autotune.space.space import ResolvedSpace, SearchSpace
 from autotune.virtual.cards import full_name
 
-PREDICTED_BATCHES = 2
-"""Typical micro-batches of a prediction, chosen to stand for all, between the largest one at the
-start and at the end."""
 MEASURED_FIRST_WORST = 2
 PREDICTED_FIRST_WORST = 1
 MEASURED_ROWS = 8
@@ -34,10 +31,10 @@ PREDICTED_ROWS = 2
 def predicted_steps(accumulation_steps: int) -> int:
     """Return the typical steps of a prediction, which needs no warm-up and no repetition.
 
-    None where steps accumulate: beside the largest micro-batch, the first and the last step hold a
-    typical one each.
+    One, of a micro-batch that stands for all, between those with the largest; none where steps
+    accumulate, since the first and the last one hold a typical micro-batch each beside it.
     """
-    return PREDICTED_BATCHES if accumulation_steps < 2 else 0
+    return 1 if accumulation_steps < 2 else 0
 
 
 MOST_ROWS = 2**31

@@ -157,21 +157,22 @@ class Trace:
         """Count a new storage until it is freed; return its number."""
         if phase is None:
             phase = self.phase()
+        alive = _Alive(storage, self._freed)
+        alive.key = key = storage._cdata
         with self._lock:
-            number = len(self.storages)
-            modules = self.modules
-            self.storages.append(
+            storages, modules = self.storages, self.modules
+            alive.number = number = len(storages)
+            storages.append(
                 Storage(number, nbytes, op, phase, modules[-1] if modules else "", kind)
             )
             self.events.append((ALLOC, number))
-            self.allocated_bytes += -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
-            if self.allocated_bytes > self.peak_bytes:
-                self.peak_bytes = self.allocated_bytes
-            key = storage._cdata
-            alive = _Alive(storage, self._freed)
-            alive.key, alive.number = key, number
+            self.allocated_bytes = total = (
+                self.allocated_bytes + -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+            )
+            if total > self.peak_bytes:
+                self.peak_bytes = total
             self._alive[key] = alive
-            return number
+        return number
 
     def reserve(self, nbytes: int, op: str, kind: str = "workspaces") -> None:
         """Count memory that a library takes and never gives back."""
@@ -200,23 +201,23 @@ class Trace:
                 self.events.append((FREE, number))
                 self.allocated_bytes -= rounded(self.storages[number].nbytes)
 
-    def _end(self, key: int, number: int | None = None) -> None:
+    def _freed(self, alive: _Alive) -> None:
+        key, number = alive.key, alive.number
         with self._lock:
-            alive = self._alive.get(key)
-            if alive is None or self.closed or (number is not None and alive.number != number):
+            # Another storage may lie at the same address already, or the run be over.
+            if self._alive.get(key) is not alive or self.closed:
                 return
             del self._alive[key]
-            entry = self.storages[alive.number]
+            entry = self.storages[number]
             entry.freed_phase = self.phase()
-            self.events.append((FREE, alive.number))
-            self.allocated_bytes -= rounded(entry.nbytes)
-
-    def _freed(self, alive: _Alive) -> None:
-        self._end(alive.key, alive.number)
+            self.events.append((FREE, number))
+            self.allocated_bytes -= -(-entry.nbytes // BLOCK_BYTES) * BLOCK_BYTES
 
     def end(self, tensor: torch.Tensor) -> None:
         """Count the storage behind ``tensor`` as freed, though the tensor lives on in another."""
-        self._end(tensor.untyped_storage()._cdata)
+        alive = self._alive.get(tensor.untyped_storage()._cdata)
+        if alive is not None:
+            self._freed(alive)
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Return the number of the storage behind ``tensor``; None if it is not traced."""
