@@ -133,7 +133,7 @@ def demo(
         request = {"folder": str(folder.resolve()), "process_env": host.process_env("cpu")}
         made = executor.run_task("demo", request, timeout_s=300)
         settings = {
-            "space": "quick",
+            "space": "demo",
             "device": "cpu",
             # Small enough for a laptop's CPU; the search itself is the real one.
             "global_batch": 4,
