@@ -4,11 +4,13 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What runs: the package and the training stack. What develops adds linters and tests to it.
+RUNS := $(VENV)/.runs
 READY := $(VENV)/.ready
 
 .PHONY: demo test quick-test lint setup bench clean
 
-demo: $(READY)
+demo: $(RUNS)
 	$(BIN)/autotune demo
 
 test: $(READY) lint
@@ -30,10 +32,14 @@ bench: $(READY)
 setup: $(READY)
 
 # torch first and alone, at the pinned version: a range would take the newest build there is.
-$(READY): pyproject.toml constraints.txt
+$(RUNS): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[trl]'
+	touch $@
+
+$(READY): $(RUNS)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[trl,plot,dev]'
 	touch $@
 

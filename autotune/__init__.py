@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from autotune.space.domains import Choice, FloatRange, IntRange, PowerOfTwo
     from autotune.space.knob import Knob
     from autotune.space.space import SearchSpace
-    from autotune.tuner import Budget, Tuner
+    from autotune.tuner import Budget, Listener, Silent, Tuner
 
 _EXPORTS = {
     "AutotuneError": "errors",
@@ -62,6 +62,8 @@ _EXPORTS = {
     "Knob": "space.knob",
     "SearchSpace": "space.space",
     "Budget": "tuner",
+    "Listener": "tuner",
+    "Silent": "tuner",
     "Tuner": "tuner",
 }
 
@@ -77,6 +79,7 @@ __all__ = [
     "IntRange",
     "JournalError",
     "Knob",
+    "Listener",
     "Measurement",
     "NoFeasibleConfigError",
     "Objective",
@@ -87,6 +90,7 @@ __all__ = [
     "ProbeSpec",
     "Report",
     "SearchSpace",
+    "Silent",
     "SpaceError",
     "StudyMismatchError",
     "SubprocessExecutor",

@@ -10,6 +10,10 @@ import difflib
 from collections.abc import Iterable
 from typing import ClassVar
 
+NUM_CLOSE = 3
+MAX_LISTED = 20
+"""More known names than this are not listed in an error."""
+
 
 class AutotuneError(Exception):
     """Base of all errors of this package.
@@ -59,16 +63,30 @@ class UnknownNameError(UsageError):
         name: The unknown name.
         known: All names that would have been accepted.
         where: Where the name was read, such as ``"my.yaml, line 7"``.
+        listing: Sentence that says where all of them are listed; empty if nowhere.
     """
 
-    def __init__(self, kind: str, name: str, known: Iterable[str], *, where: str = "") -> None:
+    def __init__(
+        self,
+        kind: str,
+        name: str,
+        known: Iterable[str],
+        *,
+        where: str = "",
+        listing: str = "",
+    ) -> None:
         names = sorted(set(known))
-        close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+        close = difflib.get_close_matches(name, names, n=NUM_CLOSE, cutoff=0.5)
         place = f"{where}: " if where else ""
         if close:
             hint = f"Did you mean {' or '.join(repr(item) for item in close)}?"
-        else:
+        elif len(names) <= MAX_LISTED:
             hint = f"Known: {', '.join(names)}." if names else "None is known."
+        else:
+            # Not close, but better than none: a list of hundreds hides what matters.
+            near = difflib.get_close_matches(name, names, n=NUM_CLOSE, cutoff=0.0)
+            hint = f"Nearest of {len(names)} known: {', '.join(near)}."
+        hint = f"{hint} {listing}".rstrip() if len(names) > MAX_LISTED else hint
         super().__init__(f"{place}unknown {kind} {name!r}.", hint=hint)
 
 

@@ -16,7 +16,7 @@ from autotune.executors.base import Executor
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.plan import PREDICTED_FIRST_WORST, PREDICTED_ROWS, predicted_steps, prepare
-from autotune.probe import sources, trl_config
+from autotune.probe import sources, trl_config, trust
 from autotune.probe.result import Outcome, ProbeResult
 from autotune.probe.spec import ProbeSpec
 from autotune.probe.trl_file import TrlFile, hint_for_file
@@ -48,6 +48,7 @@ class Estimator:
         devices: Cards, each with or without ``virtual:`` before it.
         assume_length: Tokens of each row, to do without the data set; None to read it.
         timeout_s: Limit of one probe.
+        trust_remote_code: Whether code of the model's repository may run, if the file asks for it.
         executor: Where probes run; by default subprocesses that end with the estimate.
         on_card: Called with each card's name before it is probed.
 
@@ -62,6 +63,7 @@ class Estimator:
         *,
         assume_length: int | None = None,
         timeout_s: float = 1800.0,
+        trust_remote_code: bool = False,
         executor: Executor | None = None,
         on_card: Callable[[str], None] = lambda label: None,
     ) -> None:
@@ -72,6 +74,7 @@ class Estimator:
                 "no card was given.", hint="`autotune gpus` lists those that --device can name."
             )
         _check_trainer(file)
+        trust.check_code(file.config, str(file.path), trusted=trust_remote_code)
         self._config, self._env, self._notes = trl_config.for_one_card(file.config, str(file.path))
         _check_sources(file, self._config, needs_data=assume_length is None)
         self._assume_length = assume_length
@@ -96,7 +99,7 @@ class Estimator:
                 config=self._config, process_env=self._env, data_folder=answer["data_folder"]
             )
             found = self._probe_all(folder, executor, shared)
-        if not any(card.is_known for card in found):
+        if all(card.is_refusal or not card.is_known for card in found):
             raise _unknown(found[0])
         return Estimate(
             file=str(self._file.path),
@@ -211,6 +214,9 @@ class Estimator:
         if self._assume_length is not None and limit and limit < self._assume_length:
             how = "packed into" if trl_config.packs(self._config) else "cut to"
             found.append(f"the assumed rows are {how} max_length, {limit:,} tokens.")
+        name = str(self._config["model_name_or_path"])
+        if not sources.may_hold_weights(name):
+            found.append(f"{sources.no_weights(name)} The prediction needs none, but trl does.")
         if data.num_empty_rows:
             found.append(f"{data.num_empty_rows:,} empty rows are left out; trl fails on them.")
         return found
@@ -280,12 +286,23 @@ def _estimate(device: str, result: ProbeResult, needed: ProbeResult) -> CardEsti
         budget_bytes=budget,
         outcome=result.outcome,
         detail=result.detail,
+        is_refusal=_is_refusal(result),
         measurement=needed.measurement,
     )
 
 
+def _is_refusal(result: ProbeResult) -> bool:
+    """Return whether the run would be refused on the card, too, and not only here without it."""
+    return result.outcome is Outcome.UNSUPPORTED and result.error_type != "NotVirtual"
+
+
 def _unknown(card: CardEstimate) -> AutotuneError:
     """Return the error for a configuration that no card gave a prediction for."""
+    if card.is_refusal:
+        return UsageError(
+            f"the configuration does not run on {card.label}: {card.reason}",
+            hint="Change what is refused in the file, or the card.",
+        )
     message = f"no prediction came about on {card.label}: {card.outcome.value}, {card.detail}"
     if card.outcome is Outcome.UNSUPPORTED:
         return UsageError(message, hint="Change what is refused in the file, or the card.")

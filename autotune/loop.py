@@ -11,6 +11,7 @@ from typing import Any
 
 from autotune.errors import AutotuneError, BaselineError, JournalError
 from autotune.executors.base import Executor
+from autotune.implied import changed, implied_by, is_too_large
 from autotune.objectives import Constraint, Objective, violations
 from autotune.plan import Plan
 from autotune.probe.result import Outcome, ProbeResult
@@ -85,6 +86,7 @@ class SearchLoop:
         self._random = random.Random(plan.request.seed)
         self._running: dict[Future[ProbeResult], _Pending] = {}
         self._unseen: list[dict[str, Any]] | None = None
+        self._tried_leanest = False
         self._next_number = 1 + max((trial.number for trial in self.trials), default=BASELINE)
 
     def run(self, num_trials: int | None, deadline_s: float | None) -> None:
@@ -171,6 +173,7 @@ class SearchLoop:
         if not self._has_baseline:
             return self._first()
         repeated = 0
+        self._enqueue_leanest()
         while not _is_past(deadline_s):
             if repeated >= MAX_REPEATED_DRAWS and not self._enqueue_unseen():
                 return None
@@ -181,9 +184,9 @@ class SearchLoop:
                 self._study.tell_known(proposal, known)
                 repeated += 1
                 continue
-            culprit = self._implied_by(proposal.candidate)
-            if culprit is not None:
-                self._record_implied(proposal, digest, culprit)
+            implied = implied_by(self._plan.space, proposal.candidate, self.trials)
+            if implied is not None:
+                self._record_implied(proposal, digest, implied[1])
                 continue
             self._study.mark_digest(proposal, digest)
             return _Pending(self._take_number(), proposal.candidate, digest, proposal)
@@ -207,16 +210,18 @@ class SearchLoop:
                 return pending.number
         return -1 if digest in self._study.known_elsewhere() else None
 
-    def _implied_by(self, candidate: Mapping[str, Any]) -> Trial | None:
-        """Return a trial whose out-of-memory proves that this candidate cannot fit either."""
-        for trial in self.trials:
-            if (
-                trial.outcome is Outcome.DEVICE_OOM
-                and trial.num_probes > 0
-                and self._plan.space.demands_at_least(candidate, trial.candidate)
-            ):
-                return trial
-        return None
+    def _enqueue_leanest(self) -> None:
+        """Make the next draw the leanest candidate, once, if the baseline is too large.
+
+        Samplers know nothing yet; drawn blindly, most of a small search would be too large too.
+        """
+        if self._tried_leanest or any(trial.feasible for trial in self.trials):
+            return
+        self._tried_leanest = True
+        baseline = next(trial for trial in self.trials if trial.number == BASELINE)
+        leanest = self._plan.space.leanest
+        if is_too_large(baseline) and self._known(self._plan.space.digest(leanest)) is None:
+            self._study.enqueue(leanest)
 
     def _enqueue_unseen(self) -> bool:
         """Make the next draw a candidate that has not been seen; False if there is none.
@@ -343,9 +348,8 @@ class SearchLoop:
         self._folder.append("trial", {"trial": trial.to_dict()})
         self.trials.append(trial)
 
-    def _record_implied(self, proposal: Proposal, digest: str, culprit: Trial) -> None:
+    def _record_implied(self, proposal: Proposal, digest: str, reason: str) -> None:
         pending = _Pending(self._take_number(), proposal.candidate, digest, proposal)
-        reason = f"needs at least the memory that trial {culprit.number} ran out of"
         trial = self._trial(pending, Outcome.DEVICE_OOM, reason)
         self._record(trial)
         self._tell(proposal, trial)
@@ -395,12 +399,3 @@ class SearchLoop:
 
 def _is_past(deadline_s: float | None) -> bool:
     return deadline_s is not None and time.monotonic() > deadline_s
-
-
-def changed(candidate: Mapping[str, Any], baseline: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the knobs in which a candidate differs from the baseline."""
-    return {
-        name: value
-        for name, value in candidate.items()
-        if name not in baseline or baseline[name] != value
-    }

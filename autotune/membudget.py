@@ -5,10 +5,32 @@ from __future__ import annotations
 from autotune.errors import UsageError
 from autotune.probe.prediction import MEMORY_MARGIN
 from autotune.space.context import Context, DeviceInfo
-from autotune.units import format_gib
+from autotune.space.weights import least_bytes
+from autotune.units import MIB, format_gib
 
 HEADROOM = 0.10
 """Share of the free memory that the default budget leaves alone."""
+
+LEAST_BYTES = MIB
+"""Less than this was meant in another unit."""
+
+MOST_GIB = 1 << 14
+"""A bare number up to this may have been meant in GiB."""
+
+
+def check_asked(num_bytes: int | None) -> None:
+    """Refuse a budget that can only be a slip: a number without its unit.
+
+    Raises:
+        UsageError: Naming what may have been meant.
+    """
+    if num_bytes is None or num_bytes >= LEAST_BYTES:
+        return
+    meant = f"Did you mean {num_bytes}GiB? " if 0 < num_bytes <= MOST_GIB else ""
+    raise UsageError(
+        f"a memory budget of {num_bytes:,} bytes holds nothing.",
+        hint=f"{meant}Without a unit, a size is in bytes.",
+    )
 
 
 def decide(asked: int | None, device: DeviceInfo, kept: int | None) -> tuple[int, str, bool]:
@@ -18,8 +40,12 @@ def decide(asked: int | None, device: DeviceInfo, kept: int | None) -> tuple[int
         asked: Bytes that the user asked for; None for what is free.
         device: What the probes run on.
         kept: Budget of the search being resumed; None for a new one.
+
+    Raises:
+        UsageError: If more is asked for than the device has.
     """
     if asked is not None:
+        _check_within(asked, device)
         return asked, "--memory-budget", True
     share = MEMORY_MARGIN if device.is_virtual else HEADROOM
     budget = kept or round(device.free_bytes * (1.0 - share))
@@ -27,6 +53,26 @@ def decide(asked: int | None, device: DeviceInfo, kept: int | None) -> tuple[int
     source = f"{whose.format(device.label)}, less {share:.0%}"
     # On the host an unlimited probe could take the search and the machine down with it.
     return budget, source, device.kind == "cpu"
+
+
+def _check_within(asked: int, device: DeviceInfo) -> None:
+    """Refuse more than there is: probes would fail below what they were promised."""
+    if device.total_bytes and asked > device.total_bytes:
+        raise UsageError(
+            f"a budget of {format_gib(asked)} is more than {device.label} has:"
+            f" {format_gib(device.total_bytes)}.",
+            hint="Lower --memory-budget, or leave it out to take what the device has.",
+        )
+
+
+def own_budget_notice(asked: int | None, device: DeviceInfo) -> str:
+    """Return what to know of a budget of the user's on a virtual card; empty otherwise."""
+    if asked is None or not device.is_virtual:
+        return ""
+    return (
+        f"The budget is taken as you gave it: the margin of {MEMORY_MARGIN:.0%} that the default"
+        " one keeps, for what predictions of memory may be wrong by, is not taken off."
+    )
 
 
 def check_occupied(budget: int, occupied: int) -> None:
@@ -55,8 +101,8 @@ def check_weights(budget: int, occupied: int, context: Context) -> None:
     Raises:
         UsageError: Naming the figures.
     """
-    per_parameter = 0.5 if "bitsandbytes" in context.packages else 2.0
-    least = round(context.model.num_parameters * per_parameter)
+    form = "4 bits" if "bitsandbytes" in context.packages else "bfloat16"
+    least = least_bytes(context.model.num_parameters, form)
     if budget < occupied + least:
         beside = f", beside the {format_gib(occupied)} of PyTorch and TRL" if occupied else ""
         raise UsageError(

@@ -21,6 +21,10 @@ RESOLUTION_RATIO = 0.01
 """Differences below this share are a tie whatever the spread within one probe: fresh processes
 with the same settings differ by about as much, and the steps of one process cannot show that."""
 
+TIE_LIMIT = 0.10
+"""Spread counts up to this share of the median to each side. A probe that other work disturbed
+would otherwise tie with everything; within it, two medians of a tie differ by a fifth at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Objective:

@@ -12,18 +12,17 @@ from autotune.devices import host
 from autotune.devices.base import check_name as check_device_name
 from autotune.errors import UsageError
 from autotune.executors.base import Executor
-from autotune.probe import sources
+from autotune.probe import sources, trust
 from autotune.runfolder import RunFolder
 from autotune.space.context import Context, DataProfile, DeviceInfo, ModelFacts
 from autotune.space.domains import Quantiles
+from autotune.space.knob import registry
 from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
 from autotune.space.space import ResolvedSpace, SearchSpace
 from autotune.virtual.cards import full_name
 
-PREDICTED_BATCHES = 2
-"""Typical micro-batches of a prediction, chosen to stand for all."""
 MEASURED_FIRST_WORST = 2
-PREDICTED_FIRST_WORST = 0
+PREDICTED_FIRST_WORST = 1
 MEASURED_ROWS = 8
 PREDICTED_ROWS = 2
 """Rows per step: what a virtual probe spends on them buys less than another candidate does."""
@@ -32,11 +31,19 @@ PREDICTED_ROWS = 2
 def predicted_steps(accumulation_steps: int) -> int:
     """Return the typical steps of a prediction, which needs no warm-up and no repetition.
 
-    Each holds two micro-batches, where a full step has as many (see
-    :func:`autotune.trainers.schedule.probe_accumulation`).
+    One, of a micro-batch that stands for all, between those with the largest; none where steps
+    accumulate, since the first and the last one hold a typical micro-batch each beside it.
     """
-    return PREDICTED_BATCHES if accumulation_steps < 2 else PREDICTED_BATCHES // 2
+    return 1 if accumulation_steps < 2 else 0
 
+
+MOST_ROWS = 2**31
+"""Of a global batch: what TRL and PyTorch count in 32 bits somewhere."""
+
+DEFAULT_MIN_COVERAGE = 0.95
+"""Cutting rows short is always faster and leaner, so that nothing else would win without it."""
+
+_LEAN_WEIGHTS: Mapping[str, Any] = {"dtype": "bfloat16", "adaptation": "lora_4bit"}
 
 PREPARE_TIMEOUT_S = 6 * 3600.0
 DESCRIBE_TIMEOUT_S = 300.0
@@ -54,7 +61,7 @@ class Request:
     memory_budget_bytes: int | None = None
     global_batch: int | None = None
     pins: Mapping[str, Any] = field(default_factory=dict)
-    min_coverage: float = 0.0
+    min_coverage: float | None = None
     split: str | None = None
     dataset_config: str | None = None
     revision: str | None = None
@@ -73,8 +80,11 @@ class Request:
                 self.weights == "random" or not self.device.startswith("virtual:"),
                 "a virtual card holds no data, so that weights can't be 'real'",
             ),
-            (0.0 <= self.min_coverage <= 1.0, "min_coverage must be from 0 to 1"),
-            (self.global_batch is None or self.global_batch > 0, "global_batch must be positive"),
+            (0.0 <= self.least_coverage <= 1.0, "min_coverage must be from 0 to 1"),
+            (
+                self.global_batch is None or 0 < self.global_batch <= MOST_ROWS,
+                f"global_batch must be from 1 to {MOST_ROWS:,}",
+            ),
             (set(self.phases) <= {"eval", "save"}, "phases are 'eval' and 'save'"),
             (self.measured_steps >= 1, "measured_steps must be at least 1"),
             (self.warmup_steps >= 0, "warmup_steps must not be negative"),
@@ -100,10 +110,36 @@ class Request:
         for holds, message in checks:
             if not holds:
                 raise UsageError(f"{message}.")
+        self._check_fixed()
+        membudget.check_asked(self.memory_budget_bytes)
         # Workers need not run in the present folder.
         object.__setattr__(self, "device", full_name(self.device))
         check_device_name(self.device)
         self.space.check_pins(self.pins)
+
+    def _check_fixed(self) -> None:
+        """Refuse a space that has code of others run, or sets variables that could."""
+        where = f"the space {self.space.name!r}"
+        trust.check_code(self.space.fixed, where, trusted=self.trust_remote_code)
+        env = self.space.fixed.get("env") or {}
+        if not isinstance(env, Mapping):
+            raise UsageError(f"{where}: env is {env!r}, not a mapping of names to values.")
+        _, refused = trust.harmless(env)
+        if refused:
+            raise UsageError(
+                f"{where} sets {', '.join(refused)} under env, which a space may not.",
+                hint="Set it in your shell for the search, and in the exported file for training.",
+            )
+
+    @property
+    def least_coverage(self) -> float:
+        """Return the least share (0 to 1) of the data's loss tokens that is trained on.
+
+        Who pins a length has decided what is cut.
+        """
+        if self.min_coverage is not None:
+            return self.min_coverage
+        return 0.0 if "max_length" in self.pins else DEFAULT_MIN_COVERAGE
 
     def source_keys(self) -> dict[str, Any]:
         """Return the TRL keys that name model and data set.
@@ -162,10 +198,10 @@ class Plan:
 
     @property
     def first_worst_steps(self) -> int:
-        """Return the steps at the start that end with the largest batch.
+        """Return the steps at the start that hold the largest batch.
 
-        Predicted, the largest batch before the optimizer states exist tells nothing that the one
-        at the end, when they do and memory is fragmented, does not tell better.
+        Predicted, one does: it is what the allocator's blocks are as large as from then on. Once
+        the optimizer states exist, the one at the end tells what is needed.
         """
         return PREDICTED_FIRST_WORST if self.context.device.is_virtual else MEASURED_FIRST_WORST
 
@@ -195,6 +231,27 @@ class Plan:
                 f"The global batch of {self.context.global_batch:,} is more than the data's "
                 f"{data.num_rows:,} rows, so that an epoch is less than one step."
             )
+        own_budget = membudget.own_budget_notice(
+            self.request.memory_budget_bytes, self.context.device
+        )
+        found += [own_budget] if own_budget else []
+        name = str(self.base_config["model_name_or_path"])
+        if not sources.may_hold_weights(name):
+            found.append(
+                f"{sources.no_weights(name)} The probes need none, but trl does: put them there "
+                "before you train."
+            )
+        return tuple(found)
+
+    @property
+    def lean_pins(self) -> tuple[str, ...]:
+        """Return the pins, as ``knob=value``, that make weights smaller and are legal here."""
+        found = []
+        for name, value in _LEAN_WEIGHTS.items():
+            knob = registry.get(name)
+            reason = knob.refuse(value, _LEAN_WEIGHTS, self.context) if knob.refuse else None
+            if reason is None and knob.is_for(self.request.trainer):
+                found.append(f"{name}={value}")
         return tuple(found)
 
     def identity(self) -> dict[str, Any]:
@@ -215,7 +272,7 @@ class Plan:
             "device": f"{self.context.device.kind} {self.context.device.label}",
             "memory_budget_bytes": request.memory_budget_bytes,
             "global_batch": self.context.global_batch,
-            "min_coverage": request.min_coverage,
+            "min_coverage": request.least_coverage,
             "weights": request.weights,
             "phases": list(request.phases),
             "steps": [request.warmup_steps, request.measured_steps],
@@ -260,7 +317,8 @@ def make_plan(
         data=DataProfile.from_dict(prepared["data"]),
         packages=seen["packages"],
         global_batch=request.global_batch or TRL_BATCH_SIZE,
-        min_coverage=request.min_coverage,
+        min_coverage=request.least_coverage,
+        budget_bytes=budget,
         refusals=prepared.get("refusals", {}),
     )
     membudget.check_weights(budget, occupied, context)

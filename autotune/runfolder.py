@@ -138,18 +138,28 @@ class RunFolder:
                 hint="Continue it with --resume, or choose another --run-dir.",
             )
         if resume and not self.run_file.exists():
+            if self._strangers():
+                raise UsageError(
+                    f"{self.path} holds no {self.run_file.name}, so that no search can be resumed"
+                    " in it.",
+                    hint="Put that file back if it was lost, or start anew in another --run-dir;"
+                    " what is there stays as it is.",
+                )
             raise UsageError(
                 f"there is no search to resume in {self.path}.",
                 hint="Leave --resume away to start one there.",
             )
-        if not resume and self.path.is_dir():
-            # A search that ended before its first record leaves only its own scratch behind.
-            strangers = {item.name for item in self.path.iterdir()} - {"work", ".lock"}
-            if strangers:
-                raise UsageError(
-                    f"the folder {self.path} is not empty and holds no search.",
-                    hint="Choose another --run-dir; nothing there was touched.",
-                )
+        if not resume and self._strangers():
+            raise UsageError(
+                f"the folder {self.path} is not empty and holds no search.",
+                hint="Choose another --run-dir; nothing there was touched.",
+            )
+
+    def _strangers(self) -> bool:
+        """Whether the folder holds more than what a search without a record leaves behind."""
+        if not self.path.is_dir():
+            return False
+        return bool({item.name for item in self.path.iterdir()} - {"work", ".lock"})
 
     @contextlib.contextmanager
     def _explaining(self) -> Iterator[None]:
@@ -211,7 +221,7 @@ class RunFolder:
             JournalError: If it cannot be read, holds something else or is of a newer schema.
         """
         try:
-            data = json.loads(self.run_file.read_text())
+            data = typed.loads(self.run_file.read_text())
         except (OSError, ValueError) as error:
             raise self._unreadable(str(error)) from error
         if not isinstance(data, dict):

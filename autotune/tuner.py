@@ -22,6 +22,7 @@ from autotune.executors.base import Executor
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.loop import SearchLoop
+from autotune.masking import masked_command
 from autotune.objectives import Constraint, Objective
 from autotune.plan import Plan, Request, make_plan, make_profile
 from autotune.probe import journal, sources
@@ -111,7 +112,7 @@ class Tuner:
         study: Optuna storage URL or journal file; by default a journal in the run folder.
         resume: Go on with the search in ``run_dir``.
         listener: Hears of progress.
-        command: The command line to record.
+        command: The command line to record; a password in it is masked.
         **request: Further fields of :class:`autotune.plan.Request`, such as ``device``,
             ``memory_budget_bytes``, ``global_batch``, ``pins`` and ``min_coverage``.
     """
@@ -144,7 +145,7 @@ class Tuner:
         self._storage = study
         self._resume = resume
         self._listener: Listener = listener if listener is not None else Silent()
-        self._command = command
+        self._command = masked_command(command)
         self._report: Report | None = None
 
     @property
@@ -326,8 +327,8 @@ class Tuner:
 
     def _constraints(self) -> tuple[Constraint, ...]:
         own = [objectives.memory_budget()]
-        if self.request.min_coverage > 0:
-            own.append(objectives.coverage(self.request.min_coverage))
+        if self.request.least_coverage > 0:
+            own.append(objectives.coverage(self.request.least_coverage))
         return (*own, *self._extra_constraints)
 
     def _write_run(self, plan: Plan, run_id: str) -> None:
@@ -382,13 +383,14 @@ class Tuner:
             budget_bytes=plan.budget_bytes,
             budget_source=plan.budget_source,
             global_batch=plan.context.global_batch,
-            min_coverage=plan.request.min_coverage,
+            min_coverage=plan.request.least_coverage,
             space=plan.request.space.name,
             space_digest=plan.request.space.digest,
             inactive_knobs=tuple(plan.space.inactive),
             removed_values=tuple(
                 (f"{name}={value}", reason) for name, value, reason in plan.space.removed
             ),
+            lean_pins=plan.lean_pins,
             notices=plan.notices,
             warnings=report_warnings.collect(
                 loop.trials, pareto=numbers, resume_with=self.resume_command

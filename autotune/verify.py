@@ -21,18 +21,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from autotune.errors import PrerequisiteError
 from autotune.executors import device_peak
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.plan import describe
-from autotune.probe import prediction, trl_file
+from autotune.probe import prediction, sources, trl_file, trl_yaml, trust
 from autotune.report.comparison import Comparison, compare
 from autotune.report.trial import Trial
 from autotune.space.context import DeviceInfo
 from autotune.units import format_duration, format_gib
 
-__all__ = ["Check", "Comparison", "check_card", "verify_files"]
+__all__ = ["Check", "Comparison", "check_card", "check_code", "verify_files"]
 
 _RUN_TRL = "import sys; from trl.cli import main; sys.argv[0] = 'trl'; main()"
 _NUM_TOKENS = re.compile(r"'num_tokens': '?([0-9.e+]+)")
@@ -88,6 +90,8 @@ def verify_files(
     num_steps: int = 3,
     timeout_s: float = 600.0,
     trials: Mapping[Path, Trial] | None = None,
+    model: str | None = None,
+    dataset: str | None = None,
 ) -> Iterator[Check]:
     """Run each file for ``num_steps`` optimizer steps under ``trl`` and yield how it went.
 
@@ -98,14 +102,48 @@ def verify_files(
         num_steps: Optimizer steps of each.
         timeout_s: Limit of each run.
         trials: The trials that files were exported from, to compare with.
+        model: Where the files' model lies on this machine; None if where they say.
+        dataset: Where the files' data lies on this machine; None if where they say.
 
     Raises:
-        PrerequisiteError: If a file is gone.
+        PrerequisiteError: If a file is gone, or what it names is not on this machine.
         UsageError: If a file is no YAML mapping.
     """
     for file in files:
         trial = (trials or {}).get(file)
-        yield _verify(file, num_steps=num_steps, timeout_s=timeout_s, trial=trial)
+        with temporary_folder("autotune-verify-") as folder:
+            run = _moved(file, folder, model, dataset)
+            yield _verify(file, run, folder, num_steps=num_steps, timeout_s=timeout_s, trial=trial)
+
+
+def _moved(file: Path, folder: Path, model: str | None, dataset: str | None) -> Path:
+    """Return the file to run: a copy that names model and data where they lie here, if asked.
+
+    Raises:
+        PrerequisiteError: If what it names is not on this machine.
+    """
+    config = sources.moved(trl_file.read(file).config, model, dataset)
+    sources.check_present(config)
+    if model is None and dataset is None:
+        return file
+    copy = folder / file.name
+    trl_yaml.write_text(copy, yaml.safe_dump(config))
+    return copy
+
+
+def check_code(files: Sequence[Path], *, trusted: bool) -> None:
+    """Refuse files that ask for code of others to run, unless the user trusts it.
+
+    Args:
+        files: Configurations.
+        trusted: Whether ``--trust-remote-code`` was given.
+
+    Raises:
+        PrerequisiteError: If a file is gone.
+        UsageError: If one asks for such code, or is no YAML mapping.
+    """
+    for file in files:
+        trust.check_code(trl_file.read(file).config, str(file), trusted=trusted)
 
 
 def check_card(files: Sequence[Path]) -> str:
@@ -144,63 +182,62 @@ def _device_here() -> DeviceInfo:
         executor.shutdown()
 
 
-def _verify(file: Path, *, num_steps: int, timeout_s: float, trial: Trial | None) -> Check:
+def _verify(
+    file: Path, run: Path, folder: Path, *, num_steps: int, timeout_s: float, trial: Trial | None
+) -> Check:
     trainer = trl_file.read(file).trainer
-    with temporary_folder("autotune-verify-") as folder:
-        command = [
-            sys.executable,
-            "-c",
-            _RUN_TRL,
-            trainer,
-            "--config",
-            str(file.resolve()),
-            "--max_steps",
-            str(num_steps),
-            "--output_dir",
-            str(folder / "output"),
-            "--save_strategy",
-            "no",
-            "--report_to",
-            "none",
-            "--logging_strategy",
-            "steps",
-            "--logging_steps",
-            "1",
-        ]
-        is_predicted = trial is not None and trial.source == prediction.SOURCE
-        watched = device_peak.environment(folder / "hook") if is_predicted else {}
-        started = time.monotonic()
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            cwd=folder,
-            # Lines are timed as they arrive.
-            env={**os.environ, **watched, "PYTHONUNBUFFERED": "1"},
-        )
-        code, peak, lines = _watch(process, timeout_s)
-        rate = _rate(lines)
-        allocated, reserved = device_peak.read(line for _, line in lines)
-        passed = code == 0
-        compared: tuple[Comparison, ...] = ()
-        if passed and trial is not None:
-            compared = compare(
-                trial, resident=peak, allocated=allocated, reserved=reserved, rate=rate
-            )
-        return Check(
-            file=str(file),
-            passed=passed,
-            num_steps=num_steps,
-            wall_time_s=time.monotonic() - started,
-            peak_resident_bytes=peak,
-            tokens_per_s=rate,
-            peak_allocated_bytes=allocated,
-            peak_reserved_bytes=reserved,
-            comparisons=compared,
-            detail="" if passed else _reason(code, [line for _, line in lines], timeout_s),
-        )
+    command = [
+        sys.executable,
+        "-c",
+        _RUN_TRL,
+        trainer,
+        "--config",
+        str(run.resolve()),
+        "--max_steps",
+        str(num_steps),
+        "--output_dir",
+        str(folder / "output"),
+        "--save_strategy",
+        "no",
+        "--report_to",
+        "none",
+        "--logging_strategy",
+        "steps",
+        "--logging_steps",
+        "1",
+    ]
+    is_predicted = trial is not None and trial.source == prediction.SOURCE
+    watched = device_peak.environment(folder / "hook") if is_predicted else {}
+    started = time.monotonic()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        cwd=folder,
+        # Lines are timed as they arrive.
+        env={**os.environ, **watched, "PYTHONUNBUFFERED": "1"},
+    )
+    code, peak, lines = _watch(process, timeout_s)
+    rate = _rate(lines)
+    allocated, reserved = device_peak.read(line for _, line in lines)
+    passed = code == 0
+    compared: tuple[Comparison, ...] = ()
+    if passed and trial is not None:
+        compared = compare(trial, resident=peak, allocated=allocated, reserved=reserved, rate=rate)
+    return Check(
+        file=str(file),
+        passed=passed,
+        num_steps=num_steps,
+        wall_time_s=time.monotonic() - started,
+        peak_resident_bytes=peak,
+        tokens_per_s=rate,
+        peak_allocated_bytes=allocated,
+        peak_reserved_bytes=reserved,
+        comparisons=compared,
+        detail="" if passed else _reason(code, [line for _, line in lines], timeout_s),
+    )
 
 
 def _rate(lines: Sequence[tuple[float, str]]) -> float | None:

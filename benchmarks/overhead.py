@@ -67,7 +67,7 @@ def probe_baseline(folder: Path, name: str, *, repeats: int = 5) -> list[Measure
     request = Request(
         model=str(folder / "tiny-llama"),
         dataset=str(folder / "chat.jsonl"),
-        space=SearchSpace.load("quick"),
+        space=SearchSpace.load("demo"),
         device="cpu",
         global_batch=4,
     )

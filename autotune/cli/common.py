@@ -14,7 +14,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar, cast
 
 import typer
 
@@ -33,25 +33,53 @@ T = TypeVar("T")
 
 
 def guarded(app: typer.Typer, arguments: Sequence[str] | None) -> int:
-    """Run ``app`` and return its exit code; every expected failure is one clear message."""
+    """Run ``app`` and return its exit code; every expected failure is one clear message.
+
+    With ``--json`` it is one object on standard output as well, unless a result is there already.
+    """
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         with streams.guarded():
-            return _run(app, arguments)
+            failure, code = _run(app, words)
+            if failure is not None and "--json" in words and not streams.has_written(sys.stdout):
+                show_json({"error": failure, "exit_code": code})
+            return code
     except streams.ReaderGoneError:
         return READER_GONE
-    except AutotuneError as error:
-        say(f"error: {error.message}")
-        if error.hint:
-            say(f"  hint: {error.hint}")
-        return error.exit_code
+    except AutotuneError as error:  # of the streams themselves
+        return _told(error)[1]
 
 
-def _run(app: typer.Typer, arguments: Sequence[str] | None) -> int:
+def _run(app: typer.Typer, words: Sequence[str]) -> tuple[dict[str, str] | None, int]:
+    """Run ``app``; return what failed, None if nothing did, and the exit code."""
     try:
-        app(args=list(arguments) if arguments is not None else None)
-    except SystemExit as ending:
-        return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
-    return 0
+        # What typer raises of a command line that it cannot read is ours to tell, too.
+        code = app(args=list(words), standalone_mode=False)
+    except (streams.OutputError, streams.ReaderGoneError):
+        raise
+    except AutotuneError as error:
+        return _told(error)
+    except Exception as error:
+        show, message = getattr(error, "show", None), getattr(error, "format_message", None)
+        if show is None or message is None:
+            raise
+        show()
+        hint = "The command with --help says what it takes."
+        return _failure("UsageError", message(), hint), int(getattr(error, "exit_code", 2))
+    if code == INTERRUPTED:
+        return _failure("Interrupted", "interrupted", ""), code
+    return None, int(code or 0)
+
+
+def _told(error: AutotuneError) -> tuple[dict[str, str], int]:
+    say(f"error: {error.message}")
+    if error.hint:
+        say(f"  hint: {error.hint}")
+    return _failure(type(error).__name__, error.message, error.hint), error.exit_code
+
+
+def _failure(kind: str, message: str, hint: str) -> dict[str, str]:
+    return {"type": kind, "message": message, "hint": hint}
 
 
 def command(
@@ -88,21 +116,40 @@ def say(text: str) -> None:
 
 def show_json(value: object) -> None:
     """Write one JSON object to standard output."""
-    print(json.dumps(value, indent=2))
+    print(json.dumps(value, indent=2, allow_nan=False))
 
 
 def stdout_console() -> Console:
     """Return rich's console for results."""
-    from rich.console import Console
-
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    # Without a terminal rich would take 80 columns; it reads COLUMNS itself.
+    has_width = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return _console(sys.stdout, width=None if has_width else 120)
 
 
 def stderr_console() -> Console:
     """Return rich's console for progress."""
-    from rich.console import Console
+    return _console(sys.stderr)
 
-    return Console(stderr=True, highlight=False)
+
+def _console(stream: Any, **options: Any) -> Console:
+    from rich.console import Console
+    from rich.text import Text
+
+    def harmless(item: Any) -> Any:
+        if isinstance(item, str):
+            return streams.harmless(item)
+        if isinstance(item, Text):
+            item = item.copy()
+            item.plain = streams.harmless(item.plain)  # of the same length, so that styles stay
+        return item
+
+    class Harmless(Console):
+        """Makes texts harmless before it styles them; its styles would not be told from theirs."""
+
+        def print(self, *objects: Any, **kwargs: Any) -> None:
+            super().print(*map(harmless, objects), **kwargs)
+
+    return Harmless(file=cast(IO[str], streams.Styled(stream)), highlight=False, **options)
 
 
 def parsed(read: Callable[[str], T], text: str | None, option: str) -> T | None:
@@ -120,8 +167,16 @@ def parsed(read: Callable[[str], T], text: str | None, option: str) -> T | None:
 
 
 def size(text: str | None, option: str) -> int | None:
-    """Return bytes for an option such as ``--memory-budget 22GiB``."""
-    return parsed(units.parse_bytes, text, option)
+    """Return bytes for an option such as ``--memory-budget 22GiB``.
+
+    Raises:
+        UsageError: If it is no size, or so small that its unit was forgotten.
+    """
+    from autotune import membudget
+
+    found = parsed(units.parse_bytes, text, option)
+    membudget.check_asked(found)
+    return found
 
 
 def duration_s(text: str | None, option: str) -> float | None:

@@ -1,4 +1,4 @@
-"""What Ctrl-C and a scheduler's SIGTERM do, from the first line of the program on.
+"""What Ctrl-C, SIGTERM and a closing terminal do, from the first line of the program on.
 
 Imports nothing but the standard library's lightest parts: it is there before anything else is.
 """
@@ -11,7 +11,7 @@ import signal
 
 INTERRUPTED = 130
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def leave_at_once() -> None:
@@ -19,7 +19,7 @@ def leave_at_once() -> None:
 
     An exception would not do: raised inside an import, it may be swallowed or turned into another.
     """
-    for number in _SIGNALS:
+    for number in _heard():
         signal.signal(number, _leave)
 
 
@@ -44,8 +44,14 @@ def end_in_order(words: str = "") -> None:
             _say(words)
         raise KeyboardInterrupt
 
-    for number in _SIGNALS:
+    for number in _heard():
         signal.signal(number, handle)
+
+
+def _heard() -> list[signal.Signals]:
+    # nohup has a terminal's end ignored, and means it.
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in _SIGNALS if number != signal.SIGHUP or not is_ignored]
 
 
 def _leave(number: int, frame: object) -> None:

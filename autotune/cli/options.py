@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+MOST = 2**31
+"""Of rows or steps: what TRL and PyTorch count in 32 bits somewhere."""
+
 Model = Annotated[str, typer.Argument(help="Hub id or local folder.")]
 Dataset = Annotated[str, typer.Argument(help="Hub id, data file or folder.")]
 Run = Annotated[Path, typer.Argument(help="Run folder, or its report.json.")]

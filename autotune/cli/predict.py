@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from autotune.virtual.cards import Card
 
 NOTHING_FITS = 3
+MOST_ASSUMED = 1 << 24
+"""Rows are made up token by token; no context is near as long."""
 UNITS = {
     "memory_bytes": "bytes",
     "driver_memory_mib": "MiB",
@@ -62,15 +64,22 @@ def estimate(
     ],
     assume_length: Annotated[
         int | None,
-        typer.Option(help="Do without the data: all rows have so many tokens.", min=2),
+        typer.Option(
+            help="Do without the data: all rows have so many tokens.", min=2, max=MOST_ASSUMED
+        ),
     ] = None,
     plot: Annotated[
-        Path | None, typer.Option(help="Also draw memory over the run, as .png or .svg.")
+        Path | None,
+        typer.Option(help="Also draw memory over the run, as .png or .svg; for a single card."),
     ] = None,
     probe_timeout: Annotated[str, typer.Option(help="Limit of one card, as 300 or 5m.")] = "30m",
+    trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.Json = False,
 ) -> int:
-    """Predict what one configuration takes on a card that is not here, and if it fits."""
+    """Predict what one configuration takes on a card that is not here, and if it fits.
+
+    Of several cards, one that it fits on is enough for the exit code 0; 3 if it fits on none.
+    """
     from autotune.estimate import Estimator
     from autotune.probe import trl_file
     from autotune.report import estimated_text, makeup, pictures
@@ -89,6 +98,7 @@ def estimate(
         devices,
         assume_length=assume_length,
         timeout_s=limit_s,
+        trust_remote_code=trust_remote_code,
         on_card=lambda label: common.say(f"predicting on {label} ..."),
     )
     _check_keys(read)
@@ -137,8 +147,8 @@ def _show_cards(found: list[Card]) -> None:
         ]
         print("  ".join(cells).rstrip())
     print(
-        "GiB: usable, context included. driver: MiB that its tool shows. GB/s: bandwidth of the"
-        " memory; link: to the host, one way. bf16, fp16, fp32: dense, in 10^12/s. All"
+        "GiB: usable, context included. driver: what its tool shows. GB/s: bandwidth of the"
+        " memory; link: to the host, one way. T/s: 10^12 operations per second, dense. All"
         " theoretical.\n`autotune gpus CARD` shows every figure with its source."
     )
 
@@ -147,10 +157,13 @@ def _row(card: Card) -> dict[str, str]:
     return {
         "card": card.id,
         "GiB": f"{card.memory_bytes / (1 << 30):.2f}",
-        "driver": str(card.driver_memory_mib),
+        "driver MiB": str(card.driver_memory_mib),
         "capability": card.compute_capability,
         "GB/s": f"{card.bandwidth_bytes_per_s / 1e9:,.0f}",
-        **{name: f"{card.tflops[name]:g}" if name in card.tflops else "-" for name in RATES},
+        **{
+            f"{name} T/s": f"{card.tflops[name]:g}" if name in card.tflops else "-"
+            for name in RATES
+        },
         "link GB/s": f"{card.link_bytes_per_s / 1e9:.1f}",
     }
 

@@ -1,4 +1,4 @@
-"""A search's progress on standard error: a bar, a line per probe, the front so far."""
+"""A search's progress on standard error: a bar, a line per probe, the Pareto set so far."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Progress:
             f"({plan.budget_source}); global batch {plan.context.global_batch}"
         )
         if device.is_virtual:
-            self._say(f"note: {prediction.trust()}")
+            self._say(f"note: {prediction.trust(device.label)}")
         for notice in plan.notices:
             self._say(f"note: {notice}")
         self._start_bar()
@@ -96,7 +96,7 @@ class Progress:
         self._bar.update(self._task, description=f"trial {number} {shown[:60]}")
 
     def on_trial(self, trial: Trial, report: Report) -> None:
-        """Write the trial's line, and the front when it changed."""
+        """Write the trial's line, and the Pareto set when it changed."""
         again = self._is_confirming
         probed = sum(item.num_probes > 0 for item in report.trials)
         if self._bar is not None and self._task is not None:
@@ -110,7 +110,7 @@ class Progress:
             members = ", ".join(
                 f"{item.number} ({format_gib(item.peak_bytes)}{said})" for item in report.pareto
             )
-            self._say(f"  front so far: trial {members}")
+            self._say(f"  Pareto set so far: trial {members}")
 
     def _place(self, trial: Trial, probed: int, again: bool) -> str:
         """Return what the bar shows where there is one: how far it is, and for how long."""
@@ -127,7 +127,7 @@ class Progress:
         """Say that the finalists are probed again."""
         self._is_confirming = True
         named = ", ".join(str(number) for number in numbers)
-        self._say(f"probing the front again, one at a time: trial {named}")
+        self._say(f"probing the Pareto set again, one at a time: trial {named}")
 
     def _say(self, text: str) -> None:
         if self._bar is not None:

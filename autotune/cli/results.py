@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from autotune.cli import common, options
+from autotune.cli import common, options, streams
 from autotune.errors import AutotuneError, UsageError
 
 if TYPE_CHECKING:
@@ -35,11 +37,12 @@ def report(
     """Show the Pareto set of a run, also of one that is under way or was interrupted."""
     from autotune.report import terminal
 
-    found = load_report(run)
-    if as_json:
-        common.show_json(found.to_dict())
-    else:
-        terminal.render(found, common.stdout_console(), verbose=verbose)
+    with _reading(run):
+        found = load_report(run)
+        if as_json:
+            common.show_json(found.to_dict())
+        else:
+            terminal.render(found, common.stdout_console(), verbose=verbose)
     return 0
 
 
@@ -57,27 +60,59 @@ def export(
 
     if output is not None:
         common.check_file(output, "--output")
-    trial = load_report(run).pick(pick)
-    if not trial.feasible:
-        common.say(f"warning: trial {trial.number} ended {trial.outcome.value} or over a limit")
+    with _reading(run):
+        trial = load_report(run).pick(pick)
+        if not trial.feasible:
+            common.say(
+                f"warning: trial {trial.number} ended {trial.outcome.value} or over a limit"
+            )
+        text = trl_yaml.render(trial.config, trial.header(), file_name="config.yaml")
     if output is None:
-        print(trl_yaml.render(trial.config, trial.header(), file_name="config.yaml"), end="")
+        _check_encoding(text)
+        print(text, end="")
         return 0
     trial.export(output)
     common.say(f"wrote {output}")
     return 0
 
 
+def _check_encoding(text: str) -> None:
+    """Refuse to write a configuration in which other characters stand for some of its own."""
+    import yaml
+
+    written = streams.encodable(text, sys.stdout.encoding)
+    if written != text and yaml.safe_load(written) != yaml.safe_load(text):
+        raise streams.OutputError(
+            f"standard output's encoding, {sys.stdout.encoding}, lacks characters of the"
+            " configuration.",
+            hint="Write it to a file with -o, or set PYTHONIOENCODING=utf-8.",
+        )
+
+
 def verify(
     source: Annotated[Path, typer.Argument(help="Run folder, or a YAML file for trl.")],
-    steps: Annotated[int, typer.Option(help="Optimizer steps to run.", min=1)] = 3,
+    steps: Annotated[
+        int, typer.Option(help="Optimizer steps to run.", min=1, max=options.MOST)
+    ] = 3,
     timeout: Annotated[str, typer.Option(help="Limit of one run, as 10m.")] = "10m",
+    model: Annotated[
+        str | None, typer.Option(help="Where the model lies on this machine, if elsewhere.")
+    ] = None,
+    dataset: Annotated[
+        str | None, typer.Option(help="Where the data lies on this machine, if elsewhere.")
+    ] = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.Json = False,
 ) -> int:
-    """Run exported configurations for a few steps under the real `trl`, each in a new process."""
-    from autotune.verify import check_card, verify_files
+    """Run exported configurations for a few steps under the real `trl`, each in a new process.
+
+    They run what the file says, its environment variables included: look at one from elsewhere
+    first.
+    """
+    from autotune.verify import check_card, check_code, verify_files
 
     files = _files(source)
+    check_code(files, trusted=trust_remote_code)
     limit_s = common.duration_s(timeout, "--timeout")
     assert limit_s is not None  # the option has a default
     trials = _trials(files)
@@ -85,7 +120,9 @@ def verify(
     if note:
         common.say(f"note: {note}")
     checks = []
-    for check in verify_files(files, num_steps=steps, timeout_s=limit_s, trials=trials):
+    for check in verify_files(
+        files, num_steps=steps, timeout_s=limit_s, trials=trials, model=model, dataset=dataset
+    ):
         checks.append(check)
         common.say(check.line())
     if as_json:
@@ -125,7 +162,8 @@ def _trials(files: Sequence[Path]) -> dict[Path, Trial]:
         if report is None or not (number or file.stem == "best"):
             continue
         try:
-            trial, content = report.pick(which), yaml.safe_load(file.read_text())
+            with _reading(run):
+                trial, content = report.pick(which), yaml.safe_load(file.read_text())
         except (AutotuneError, OSError, ValueError, yaml.YAMLError):
             continue  # verifying it says what is wrong
         if content == trial.config:
@@ -133,6 +171,27 @@ def _trials(files: Sequence[Path]) -> dict[Path, Trial]:
         else:
             common.say(f"{file.name} differs from trial {trial.number}, so it is not compared")
     return found
+
+
+@contextlib.contextmanager
+def _reading(run: Path) -> Iterator[None]:
+    """Say that a report is damaged where what it says breaks a calculation.
+
+    Its fields have the right types then, but no probe measured what is in them.
+    """
+    from autotune.report.model import damaged
+
+    try:
+        yield
+    except AutotuneError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        reason = f"what it says cannot be shown ({type(error).__name__}: {str(error)[:100]})"
+        raise damaged(_report_file(run), reason) from error
+
+
+def _report_file(run: Path) -> Path:
+    return run / "report.json" if run.is_dir() else run
 
 
 def load_report(run: Path) -> Report:
@@ -144,7 +203,7 @@ def load_report(run: Path) -> Report:
     """
     from autotune.report.model import Report
 
-    path = run / "report.json" if run.is_dir() else run
+    path = _report_file(run)
     if not path.exists():
         hint = "Give the folder that `autotune search` named at its end, such as runs/...."
         if (run / "run.json").exists():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from autotune.cli import common, interrupts, options
 from autotune.errors import UnknownNameError, UsageError
+from autotune.masking import MASK
 
 Pin = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VALUE", help="Fix a knob.")]
 
@@ -38,19 +40,26 @@ def search(
     probe_timeout: Annotated[str, typer.Option(help="Limit of one probe, as 300 or 5m.")] = "300",
     global_batch: Annotated[
         int | None,
-        typer.Option(help="Rows per optimizer step, kept for all.  [default: 8]", min=1),
+        typer.Option(
+            help="Rows per optimizer step, kept for all.  [default: 8]", min=1, max=options.MOST
+        ),
     ] = None,
     pin: Pin = None,
     min_coverage: Annotated[
-        float, typer.Option(help="Least share of loss tokens to train on.", min=0.0, max=1.0)
-    ] = 0.0,
+        float | None,
+        typer.Option(
+            help="Least share of loss tokens to train on.  [default: 0.95; 0 for a pinned length]",
+            min=0.0,
+            max=1.0,
+        ),
+    ] = None,
     split: options.Split = None,
     dataset_config: options.DatasetConfig = None,
     revision: options.Revision = None,
     weights: Annotated[str, typer.Option(help="random (no download) or real.")] = "random",
     trust_remote_code: options.TrustRemoteCode = False,
     measured_steps: Annotated[
-        int, typer.Option(help="Optimizer steps that give the rate.", min=1)
+        int, typer.Option(help="Optimizer steps that give the rate.", min=1, max=options.MOST)
     ] = 5,
     phases: Annotated[
         str, typer.Option(help="Further phases to measure: eval,save.", metavar="eval,save")
@@ -76,7 +85,6 @@ def search(
         "memory_budget_bytes": common.size(memory_budget, "--memory-budget"),
         "global_batch": global_batch,
         "pins": common.pins(pin or ()),
-        "min_coverage": min_coverage,
         "split": split,
         "dataset_config": dataset_config,
         "revision": revision,
@@ -92,6 +100,8 @@ def search(
         "resume": resume,
         "study": study,
     }
+    if min_coverage is not None:
+        settings["min_coverage"] = min_coverage
     limit_s = common.duration_s(time_budget, "--time-budget")
     _check_trainer(trainer, space)
     if resume and run_dir is None:
@@ -114,6 +124,7 @@ def demo(
     from autotune.executors.subprocess import SubprocessExecutor
     from autotune.runfolder import RunFolder
 
+    budget_bytes = common.size(memory_budget, "--memory-budget")
     common.make_folder(folder, "--folder")
     RunFolder(folder / "run").check(resume=resume)  # before the minutes that the worker takes
     common.say(f"making a tiny model and a small chat data set in {folder}")
@@ -122,14 +133,14 @@ def demo(
         request = {"folder": str(folder.resolve()), "process_env": host.process_env("cpu")}
         made = executor.run_task("demo", request, timeout_s=300)
         settings = {
-            "space": "quick",
+            "space": "demo",
             "device": "cpu",
             # Small enough for a laptop's CPU; the search itself is the real one.
             "global_batch": 4,
             "measured_steps": 4,
             # Cutting rows short is always faster and leaner; this keeps it from winning by that.
             "min_coverage": 0.97,
-            "memory_budget_bytes": common.size(memory_budget, "--memory-budget"),
+            "memory_budget_bytes": budget_bytes,
             "seed": seed,
             "run_dir": folder / "run",
             "resume": resume,
@@ -167,16 +178,29 @@ def _search(
         terminal.render(report, common.stdout_console())
     if report.interrupted:
         common.say(f"interrupted; continue with: {tuner.resume_command}")
+        if MASK in tuner.resume_command:
+            common.say(f"  with the password of --study in place of {MASK}")
         return common.INTERRUPTED
     report.pick("balanced")  # NoFeasibleConfigError says what came closest
     common.say(f"run folder: {tuner.folder.path}")
     best = shlex.quote(str(tuner.folder.configs / "best.yaml"))
     common.say(f"train with: {common.program('trl')} {report.trainer} --config {best}")
+    _say_of_weights(report.pick("balanced").config)
     if report.is_predicted:
         folder = shlex.quote(str(tuner.folder.path))
-        confirm = f"{common.program('autotune')} verify {folder}"
+        trust = " --trust-remote-code" if settings.get("trust_remote_code") else ""
+        confirm = f"{common.program('autotune')} verify {folder}{trust}"
         common.say(f"all figures are predicted; confirm them on the card: {confirm}")
     return 0
+
+
+def _say_of_weights(config: Mapping[str, Any]) -> None:
+    """Say what the command above it needs first, if it cannot run as it stands."""
+    from autotune.probe import sources
+
+    name = str(config.get("model_name_or_path", ""))
+    if not sources.may_hold_weights(name):
+        common.say(f"  but first: {sources.no_weights(name)} Put them there; trl needs them.")
 
 
 def _dry_run(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import JournalError
+from autotune.probe import typed
 
 SCHEMA = 1
 
@@ -73,7 +74,7 @@ def read_numbered(path: Path) -> list[tuple[int, dict[str, Any]]]:
         if not line.strip():
             continue
         try:
-            record = json.loads(line)
+            record = typed.loads(line)
             schema = int(record["schema"])
         except (ValueError, KeyError, TypeError) as error:
             if number == last and number == len(lines) - 1:

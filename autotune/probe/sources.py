@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,9 @@ _KINDS = {**_BUILDERS, ".ndjson": "json", ".tsv": "csv", ".txt": "text"}
 # Files that it takes for notes on a data set.
 _NOTES = frozenset({"config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json"})
 _TEXT_NOTES = frozenset({"changelog", "licence", "license", "notice", "readme", "requirements"})
+
+
+_DATA_KEYS = frozenset({"dataset_name", "dataset_config", "datasets", "dataset_train_split"})
 
 
 def model_keys(model: str, *, revision: str | None, trust_remote_code: bool) -> dict[str, Any]:
@@ -59,6 +62,23 @@ def model_keys(model: str, *, revision: str | None, trust_remote_code: bool) -> 
     return keys
 
 
+def may_hold_weights(model: str) -> bool:
+    """Return whether trl finds weights under a model's name: a hub id, or a folder with some.
+
+    A configuration and a tokenizer are enough for probes, so that a folder may hold no more.
+    """
+    folder = Path(model)
+    if not folder.is_dir():
+        return True
+    patterns = ("*.safetensors", "pytorch_model*.bin", "*.gguf", "adapter_model*.bin")
+    return any(next(folder.glob(pattern), None) is not None for pattern in patterns)
+
+
+def no_weights(model: str) -> str:
+    """Return the sentence that says so of a folder without weights."""
+    return f"The model folder {model} holds no weights (such as model.safetensors)."
+
+
 def dataset_keys(dataset: str, *, split: str | None, config_name: str | None) -> dict[str, Any]:
     """Return the TRL keys that name ``dataset``: a hub id, a local file or a local folder.
 
@@ -91,6 +111,52 @@ def dataset_keys(dataset: str, *, split: str | None, config_name: str | None) ->
     if config_name is not None:
         keys["dataset_config"] = config_name
     return keys
+
+
+def moved(config: Mapping[str, Any], model: str | None, dataset: str | None) -> dict[str, Any]:
+    """Return a configuration whose model and data lie elsewhere, as on another machine.
+
+    Args:
+        config: TRL keys.
+        model: Hub id or folder to name in place of its own; None to keep it.
+        dataset: Hub id, file or folder to name in place of its own, with the same split.
+
+    Raises:
+        PrerequisiteError, UsageError: As by :func:`model_keys` and :func:`dataset_keys`.
+    """
+    found = dict(config)
+    if model is not None:
+        found.pop("model_revision", None)
+        found |= model_keys(model, revision=None, trust_remote_code=False)
+    if dataset is not None:
+        entries = found.get("datasets") or [{}]
+        split = entries[0].get("split") or found.get("dataset_train_split")
+        found = {key: value for key, value in found.items() if key not in _DATA_KEYS}
+        found |= dataset_keys(dataset, split=split, config_name=None)
+    return found
+
+
+def check_present(config: Mapping[str, Any]) -> None:
+    """Check that local model and data of a configuration are on this machine.
+
+    Raises:
+        PrerequisiteError: Naming what is missing; a file from another machine names its paths.
+    """
+    entries = config.get("datasets") or []
+    files = [entry.get("data_files") for entry in entries if isinstance(entry, Mapping)]
+    data = [config.get("dataset_name")]
+    for item in files:
+        data += item if isinstance(item, list) else [item]
+    for what, names in (("model", [config.get("model_name_or_path")]), ("dataset", data)):
+        for name in names:
+            # Names of data files are patterns, and what is relative or an id may be anything.
+            if not isinstance(name, str) or not name.startswith("/"):
+                continue
+            if not Path(name).exists() and not glob.glob(name, recursive=True):
+                raise PrerequisiteError(
+                    f"there is no {name} on this machine, which the file names as its {what}.",
+                    hint=f"Put it there, or say where it lies: --{what} PATH.",
+                )
 
 
 def _mixture(builder: str, data_files: str | list[str], split: str | None) -> dict[str, Any]:

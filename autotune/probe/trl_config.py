@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import UsageError
+from autotune.probe import trust
 from autotune.space.context import DataProfile
 from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
 
@@ -56,9 +57,11 @@ def for_one_card(
         that it sets; and what was left out, in whole sentences.
 
     Raises:
-        UsageError: If it divides the model among several cards, or a value is of a wrong kind.
+        UsageError: If it divides the model among several cards, or a value is of a wrong kind
+            or leaves nothing to train on.
     """
     _refuse_sharding(config, where)
+    _refuse_nothing(config, where)
     env = config.get("env") or {}
     if not isinstance(env, Mapping):
         raise UsageError(f"{where}: env is {env!r}, not a mapping of names to values.")
@@ -74,8 +77,16 @@ def for_one_card(
     if kept.get("auto_find_batch_size"):
         notes.append("auto_find_batch_size: the batch size that the file names is predicted.")
         kept["auto_find_batch_size"] = False
+    visible, refused = trust.harmless(env)
+    if refused:
+        notes.append(f"env: {', '.join(refused)}: left out; a prediction takes no such variable.")
+    if kept.pop("resume_from_checkpoint", None):
+        notes.append(
+            "resume_from_checkpoint: left out; a run from the start is predicted, and the"
+            " checkpoint takes memory of its own while it is read."
+        )
     # Which real card may be seen is none of a pretended one's business.
-    visible = {str(key): str(value) for key, value in env.items() if key != "CUDA_VISIBLE_DEVICES"}
+    visible.pop("CUDA_VISIBLE_DEVICES", None)
     kept.pop("env", None)
     return ({**kept, "env": visible} if visible else kept), visible, tuple(notes)
 
@@ -93,6 +104,19 @@ def _refuse_sharding(config: Mapping[str, Any], where: str) -> None:
             " for one.",
             hint="Take that out to see what one card would need.",
         )
+
+
+def _refuse_nothing(config: Mapping[str, Any], where: str) -> None:
+    """Refuse numbers that leave nothing to train on: TRL itself finds out when it trains."""
+    keys = ["per_device_train_batch_size", "gradient_accumulation_steps", "max_length"]
+    keys += ["per_device_eval_batch_size"] if evaluates(config) else []
+    for key in keys:
+        value = number(config, key, None)
+        if value is not None and value < 1:
+            raise UsageError(
+                f"{where}: {key} is {value}, with which trl cannot train.",
+                hint=f"Set {key} to 1 or more.",
+            )
 
 
 def number(config: Mapping[str, Any], key: str, default: int | None) -> int | None:

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from autotune.errors import PrerequisiteError, UsageError
-from autotune.space.bounds import find_excess
+from autotune.files import check_regular
+from autotune.space.bounds import find_excess, find_repeated
 
 _COMMENT = re.compile(r"trl (\w+) --config")
 _CARD = re.compile(r"^#   device +(.+) \(virtual\)", re.MULTILINE)
@@ -21,7 +22,8 @@ _IN_A_FILE = {
     "a file that `fixed:` names": "a file that it names",
     "with --split": "with dataset_train_split",
     "--dataset-config and --split": "dataset_config and dataset_train_split",
-    "add --trust-remote-code": "add trust_remote_code: true",
+    "add --trust-remote-code": "add trust_remote_code: true to the file, and --trust-remote-code"
+    " to the command line",
 }
 """Hints of the worker name a search's options; a file has keys in their place."""
 
@@ -48,19 +50,28 @@ def read(path: Path) -> TrlFile:
 
     Raises:
         PrerequisiteError: If there is no such file.
-        UsageError: If it is no YAML mapping of TRL keys.
+        UsageError: If it is no YAML mapping of TRL keys, or gives one twice.
     """
+    check_regular(path)
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         excess = find_excess(text)
         if excess is not None:
             raise UsageError(f"{path}, line {excess[0]}: {excess[1]}.")
+        repeated = find_repeated(text)
+        if repeated is not None:
+            raise UsageError(
+                f"{path}, line {repeated[0]}: {repeated[1]}.",
+                hint="Keep the one that is meant; trl would take the last without a word.",
+            )
         content = yaml.safe_load(text)
     except FileNotFoundError as error:
         raise PrerequisiteError(
             f"there is no file {path}.", hint="Give the YAML file of one configuration."
         ) from error
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        if isinstance(error, UsageError):
+            raise
         raise UsageError(
             f"{path} cannot be read as YAML: {error}",
             hint="Give the file that `trl sft --config` takes.",

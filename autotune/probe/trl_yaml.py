@@ -118,7 +118,7 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
     Args:
         header: Any of ``version``, ``created_at``, ``trial``, ``num_trials``, ``picked_as``,
             ``source``, ``outcome``, ``feasible``, ``peak_bytes``, ``peak_of``, ``peak_phase``,
-            ``budget_bytes``, ``tokens_per_s`` (median, low, high), ``num_probes``,
+            ``host_bytes``, ``budget_bytes``, ``tokens_per_s`` (median, low, high), ``num_probes``,
             ``on_the_edge``, ``rate_ratio``, ``memory_ratio``, ``coverage``, ``changed``,
             ``changes``, ``device``, ``driver``, ``weights``, ``versions`` and ``trainer``. What
             is absent or None is left out.
@@ -127,6 +127,11 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
     known = {name: value for name, value in header.items() if value is not None}
     rows = [("", text) for text in _origin(known)]
     rows += [("peak memory", text) for text in _peak(known)]
+    if known.get("host_bytes", 0) >= prediction.HOST_NOTED_BYTES:
+        held = f"{format_gib(known['host_bytes'])} {known.get('source', '')}".rstrip()
+        rows.append(
+            ("host memory", f"{held}, beside the process itself: what the card moves there")
+        )
     rows += [("rate", text) for text in _rate(known)]
     if "coverage" in known:
         rows.append(("trains on", f"{known['coverage']:.2%} of the data's tokens that carry loss"))
@@ -134,14 +139,7 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
         changed = settings(known["changed"])
         rows.append(("changed", changed or "nothing: this is the baseline"))
     if known.get("source") == prediction.SOURCE:
-        rows.append(("beware", "figures are predicted, not measured: for memory within about"))
-        rows.append(
-            (
-                "beware",
-                f"{prediction.ALLOCATED_ERROR:.0%} of the bytes allocated, for rates within"
-                f" ±{prediction.RATE_ERROR:.0%}; `autotune verify RUN` on the card confirms them",
-            )
-        )
+        rows += [("beware", text) for text in _trust(str(known.get("device", "")))]
     if known.get("changes"):
         rows.append(("beware", f"not the baseline's training: other {_and(known['changes'])}"))
     if "device" in known:
@@ -231,14 +229,26 @@ def _peak(known: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _trust(card: str) -> list[str]:
+    return [
+        "figures are predicted, not measured: allocated memory within about"
+        f" {prediction.ALLOCATED_ERROR:.0%},",
+        f"rates {prediction.rate_error(card)};",
+        "`autotune verify RUN` on the card confirms them",
+    ]
+
+
 def _rate(known: Mapping[str, Any]) -> list[str]:
     if "tokens_per_s" not in known:
         return []
     rate = known["tokens_per_s"]
     source = f" {known['source']}" if "source" in known else ""
     probes = f", {known['num_probes']} probes" if known.get("num_probes", 1) > 1 else ""
-    spread = f"{format_rate(rate['low'])} to {format_rate(rate['high'])}"
-    lines = [f"{format_rate(rate['median'])} tokens/s{source}, quartiles {spread}{probes}"]
+    spread = f"quartiles {format_rate(rate['low'])} to {format_rate(rate['high'])}"
+    if known.get("source") == prediction.SOURCE:
+        # Its steps differ by their rows alone, which says nothing about how wrong it may be.
+        spread = f"±{prediction.RATE_ERROR:.0%}"
+    lines = [f"{format_rate(rate['median'])} tokens/s{source}, {spread}{probes}"]
     if known.get("weights") == "random":
         lines.append("with random weights of the same shapes")
     if "rate_ratio" in known:

@@ -7,11 +7,35 @@ spoilt should be refused where it is read, with the field's name, and not break 
 from __future__ import annotations
 
 import functools
+import json
+import math
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
+
+
+def loads(text: str | bytes) -> Any:
+    """Return what JSON text says.
+
+    Raises:
+        ValueError: If it is no JSON. Python also reads ``NaN``, makes ``1e999`` infinite, and
+            fails in another way where lists nest too deep.
+    """
+    try:
+        return json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    except RecursionError as error:
+        raise ValueError("its lists and mappings nest too deep") from error
+
+
+def _no_number(name: str) -> Any:
+    raise ValueError(f"{name} is no number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    return value if math.isfinite(value) else _no_number(text)
 
 
 def check(record: Any, where: str = "") -> None:

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.probe import trl_yaml
+from autotune.probe import prediction, trl_yaml
 from autotune.probe.result import Interval, Outcome
 from autotune.report.compare import Gain, gain_of
 from autotune.report.trial import Trial
 from autotune.units import format_duration, format_gib, format_rate
 
 UNKNOWN = "-"
+MAX_DETAIL = 160
+_TRIED = re.compile(r"[Tt]ried to allocate (\d[\d.]*) ([KMG]iB|bytes)")
+"""PyTorch's words on every device, in messages of up to 500 characters."""
 
 
 def gib(num_bytes: int | float | None) -> str:
@@ -20,10 +25,16 @@ def gib(num_bytes: int | float | None) -> str:
     return format_gib(num_bytes).removesuffix(" GiB")
 
 
-def rate(interval: Interval | None) -> str:
-    """Return the median rate with its unit and its spread: ``1,234 tokens/s (IQR 2.1%)``."""
+def rate(trial: Trial) -> str:
+    """Return the median rate with its unit and its spread: ``1,234 tokens/s (IQR 2.1%)``.
+
+    A prediction has no spread, but an error: ``1,234 tokens/s ±25%``.
+    """
+    interval = trial.tokens_per_s
     if interval is None:
         return f"{UNKNOWN} tokens/s"
+    if trial.source == prediction.SOURCE:
+        return f"{format_rate(interval.median)} tokens/s ±{prediction.RATE_ERROR:.0%}"
     known = spread(interval)
     aside = "" if known == UNKNOWN else f" (IQR {known})"
     return f"{format_rate(interval.median)} tokens/s{aside}"
@@ -91,7 +102,7 @@ def table_row(trial: Trial, gain: Gain | None) -> dict[str, str]:
         "source": trial.source,
         "GiB": gib(trial.peak_bytes),
         "tokens/s": format_rate(trial.tokens_per_s.median if trial.tokens_per_s else None),
-        "IQR": spread(trial.tokens_per_s),
+        "IQR": UNKNOWN if trial.source == prediction.SOURCE else spread(trial.tokens_per_s),
         "samples/s": format_rate(trial.samples_per_s.median if trial.samples_per_s else None),
         "epoch": format_duration(epoch_time_s(trial)),
         "padding": percent(padding_share(trial)),
@@ -113,7 +124,7 @@ def probe_line(trial: Trial, baseline: Trial | None = None) -> str:
     over = [name for name, value in trial.violations.items() if value > 0]
     parts.append(f"ok, over {', '.join(over)}" if over else "ok")
     aside = "" if trial.source == "measured" else f" ({trial.source})"
-    parts.append(f"{rate(trial.tokens_per_s)}{aside}")
+    parts.append(f"{rate(trial)}{aside}")
     edge = ", on the edge" if trial.on_the_edge else ""
     parts.append(f"{format_gib(trial.peak_bytes)} ({trial.source}{edge})")
     gain = gain_of(trial, baseline)
@@ -137,11 +148,31 @@ def repeated(trial: Trial) -> str:
 
 
 def ending(trial: Trial) -> str:
-    """Return how a trial that is not ``ok`` ended: outcome, phase and one line of detail."""
+    """Return how a trial that is not ``ok`` ended: outcome, phase and one short line of detail.
+
+    The whole of it is in ``result.json``, and in a verbose report.
+    """
     if not trial.results:
         return trial.outcome.value
     last = trial.results[-1]
     phase = f" in {last.phase}" if last.phase else ""
-    lines = last.detail.splitlines()
-    detail = f": {lines[0]}" if lines else ""
-    return f"{trial.outcome.value}{phase}{detail}"
+    asked = asked_for(last.detail)
+    if asked and trial.outcome in (Outcome.DEVICE_OOM, Outcome.HOST_OOM):
+        return f"{trial.outcome.value}: tried to allocate {asked}{phase}"
+    detail = fact(last.detail)
+    return f"{trial.outcome.value}{phase}{f': {detail}' if detail else ''}"
+
+
+def asked_for(detail: str) -> str:
+    """Return what an out-of-memory message says was asked for, such as ``2.00 GiB``; or empty."""
+    found = _TRIED.search(detail)
+    if found is None:
+        return ""
+    number, unit = found.groups()
+    return format_gib(int(number)) if unit == "bytes" else f"{number} {unit}"
+
+
+def fact(detail: str) -> str:
+    """Return the first line of a message, cut where it is longer than a line of people's text."""
+    lines = detail.splitlines()
+    return textwrap.shorten(lines[0], MAX_DETAIL, placeholder=" ...") if lines else ""

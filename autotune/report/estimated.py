@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,6 +24,8 @@ class CardEstimate:
         budget_bytes: What the run may use: the card's memory less a margin.
         outcome: How the run on the card ended.
         detail: Why, if it did not end well.
+        is_refusal: Whether trainer or card refuse the configuration, so that it surely does not
+            run there; otherwise it may be that it only cannot be predicted.
         measurement: What was predicted; of a run that does not fit, from a second one that may
             take more than the card has. None if it could not be told.
     """
@@ -34,6 +37,7 @@ class CardEstimate:
     budget_bytes: int
     outcome: Outcome
     detail: str = ""
+    is_refusal: bool = False
     measurement: Measurement | None = None
 
     @property
@@ -49,8 +53,8 @@ class CardEstimate:
 
     @property
     def is_known(self) -> bool:
-        """Whether it can be said if it fits: others refuse the configuration on this card."""
-        return self.outcome in (Outcome.OK, Outcome.DEVICE_OOM)
+        """Whether it can be said if it fits; what is refused on this card does not."""
+        return self.is_refusal or self.outcome in (Outcome.OK, Outcome.DEVICE_OOM)
 
     @property
     def host_bytes(self) -> int | None:
@@ -91,13 +95,27 @@ class CardEstimate:
         rule = f"the limit is {limit}: {format_gib(self.memory_bytes)} of memory less"
         rule += f" {prediction.MEMORY_MARGIN:.0%}"
         if self.fits:
-            return f"FITS: a predicted {used} in use; {rule}."
+            return f"FITS: a predicted {used} used; {rule}.{self.host_warning()}"
         if self.outcome is Outcome.OK:
-            return f"TOO CLOSE: a predicted {used} in use; {rule}."
+            return f"TOO CLOSE: a predicted {used} used; {rule}.{self.host_warning()}"
         if self.outcome is Outcome.DEVICE_OOM:
             needed = f"it would need a predicted {used}" if self.measurement else self.detail
             return f"DOES NOT FIT: {needed}; {rule}."
+        if self.is_refusal:
+            return f"DOES NOT RUN: {self.reason}"
         return f"CANNOT BE TOLD ({self.outcome.value}): {self.detail}"
+
+    @property
+    def reason(self) -> str:
+        """Return why it did not end well, without the name of a Python exception."""
+        return re.sub(r"^\w+Error: ", "", self.detail)
+
+    def host_warning(self) -> str:
+        """Return a warning, after a space, if the host must hold more than many have."""
+        held = self.host_bytes or 0
+        if held < prediction.HOST_WARNED_BYTES:
+            return ""
+        return f" WARNING: it needs {format_gib(held)} of host memory."
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""

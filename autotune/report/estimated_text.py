@@ -30,7 +30,8 @@ def render(estimate: Estimate, width: int) -> Text:
         text.append_text(_table(cards, width))
     for note in estimate.notes:
         text.append("\n" + _wrap(f"note: {note}", width, hang=6))
-    return text.append("\n\n" + _wrap(prediction.trust(), width), "dim")
+    trust = prediction.trust(*(card.label for card in cards))
+    return text.append("\n\n" + _wrap(trust, width), "dim")
 
 
 def _data_line(estimate: Estimate) -> str:
@@ -65,7 +66,7 @@ def _one(card: CardEstimate, width: int) -> Text:
 def _figures(card: CardEstimate, pooled: Measurement) -> list[tuple[str, str]]:
     error = f"within about {prediction.ALLOCATED_ERROR:.0%}"
     rate, time = card.tokens_per_s, card.step_time_s
-    off = f"±{prediction.RATE_ERROR:.0%}"
+    off, why_off = f"±{prediction.RATE_ERROR:.0%}", prediction.rate_error(card.label)
     rows = [
         (
             "allocated",
@@ -92,7 +93,7 @@ def _figures(card: CardEstimate, pooled: Measurement) -> list[tuple[str, str]]:
         rows += [
             (
                 "rate",
-                f"{format_rate(rate.median)} tokens/s predicted, {off}:"
+                f"{format_rate(rate.median)} tokens/s predicted, {why_off}:"
                 f" {format_rate(rate.low)} to {format_rate(rate.high)}",
             ),
             (
@@ -124,8 +125,10 @@ def _table(cards: Sequence[CardEstimate], width: int) -> Text:
         )
         text.append("\n" + line.rstrip(), _style(card))
     for card in cards:
-        if not card.is_known:
+        if not card.is_known or card.is_refusal:
             text.append("\n" + _wrap(f"{card.label}: {card.verdict()}", width, hang=2))
+        elif card.outcome is Outcome.OK and card.host_warning():
+            text.append("\n" + _wrap(f"{card.label}:{card.host_warning()}", width), "yellow")
     legend = (
         "All columns are predicted, but for memory and limit (the card's memory less"
         f" {prediction.MEMORY_MARGIN:.0%}). GiB; used: reserved and context; host: what the device"
@@ -153,7 +156,9 @@ def _row(card: CardEstimate) -> dict[str, str]:
 
 
 def _style(card: CardEstimate) -> str:
-    return "green" if card.fits else "bold red" if card.outcome is not Outcome.OK else "yellow"
+    if card.outcome is not Outcome.OK:
+        return "bold red"
+    return "green" if card.fits and not card.host_warning() else "yellow"
 
 
 def _wrap(text: str, width: int, *, hang: int = 0) -> str:

@@ -33,7 +33,7 @@ WHERE = {"load": "while loading", "other": "between passes", "optimizer": "in th
 BAR_WIDTH = 30
 MIN_SIZE = 4
 MARK_LINES = 3
-TITLE = "Predicted memory in use, in GiB; across: allocations and frees in order"
+TITLE = "Predicted memory allocated, in GiB; across: allocations and frees in order"
 
 
 def makeup_table(summary: Mapping[str, Any], *, width: int = 80, num_largest: int = 5) -> Text:
@@ -45,7 +45,7 @@ def makeup_table(summary: Mapping[str, Any], *, width: int = 80, num_largest: in
         num_largest: How many of the largest groups of storages to list.
     """
     peak, at_peak = summary["peak_bytes"], summary["at_peak"]
-    title = _wrap(f"Predicted {_peak_line(summary)}: {format_gib(peak)} in use.", width)
+    title = _wrap(f"Predicted {_peak_line(summary)}: {format_gib(peak)} allocated.", width)
     text = Text().append(title, "bold")
     sizes = [max(map(len, ["total", *map(_words, at_peak)])), max(6, len(gib(peak))), 6]
     bar_width = min(BAR_WIDTH, width - sum(sizes) - 6)
@@ -148,7 +148,7 @@ def save_timeline(
             colors=[_look(kind)[2] for kind in kinds],
             step="post",
         )
-    label = f"predicted peak, {format_gib(peak)}"
+    label = f"predicted peak, {format_gib(peak)} allocated"
     axes.plot([summary["peak_event"]["index"]], [peak / GIB], "kv", label=label)
     if budget_bytes is not None:
         is_drawn, label = _drawn(budget_bytes, peak), f"budget, {format_gib(budget_bytes)}"
@@ -160,7 +160,7 @@ def save_timeline(
         place = {"x": index, "y": 0.99, "transform": axes.get_xaxis_transform()}
         axes.text(s=name, **place, rotation=90, va="top", ha="right", fontsize="x-small")
     axes.set(xlabel="allocations and frees in order", xlim=(0, max(1, timeline["num_events"])))
-    axes.set_ylabel("predicted memory in use, GiB")
+    axes.set_ylabel("predicted memory allocated, GiB")
     axes.set_title("\n".join(textwrap.wrap(f"Predicted {_peak_line(summary)}", 90)), fontsize=10)
     figure.legend(loc="outside right upper", fontsize="small", reverse=True)
     return save_figure(figure, target)
@@ -223,7 +223,7 @@ def _cell(
 
 
 def _peak_mark(summary: Mapping[str, Any], size: int) -> str:
-    label = f"predicted peak {format_gib(summary['peak_bytes'])}"
+    label = f"predicted peak {format_gib(summary['peak_bytes'])} allocated"
     column = _column(summary["peak_event"]["index"], summary["timeline"], size)
     if column + 2 + len(label) <= size:
         return " " * (MARGIN + column) + f"▼ {label}"

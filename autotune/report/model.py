@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from autotune import objectives
-from autotune.errors import JournalError, UnknownNameError
+from autotune.errors import JournalError, NoFeasibleConfigError, UnknownNameError
+from autotune.files import check_regular
 from autotune.probe import trl_yaml, typed
 from autotune.probe.result import Outcome
 from autotune.report import pareto
-from autotune.report.compare import Gain, gain_of, nothing_fits
+from autotune.report.compare import Gain, comparable, gain_of, nothing_fits
 from autotune.report.trial import Trial
 
-__all__ = ["PICKS", "SCHEMA", "Gain", "Report", "Trial", "gain_of", "probe_work_s"]
+__all__ = ["PICKS", "SCHEMA", "Gain", "Report", "Trial", "damaged", "gain_of", "probe_work_s"]
 
 SCHEMA = 1
 PICKS = ("fastest", "leanest", "balanced")
 
 _MAPPINGS = ("device", "model_facts", "data", "versions")
-_TEXTS = ("notices", "warnings", "objectives")
+_TEXTS = ("lean_pins", "notices", "warnings", "objectives")
 _PAIRS = ("inactive_knobs", "removed_values")
 
 
@@ -53,6 +54,7 @@ class Report:
         inactive_knobs: Knobs that were not searched, each with the reason.
         removed_values: Values that were not searched, such as ``optim=adamw_8bit``, each with the
             reason.
+        lean_pins: Pins that take less memory and are legal here, such as ``dtype=bfloat16``.
         notices: What the user should know about the set-up.
         warnings: What the user should know about the numbers.
         objectives: Names of the objectives.
@@ -86,6 +88,7 @@ class Report:
     space_digest: str = ""
     inactive_knobs: tuple[tuple[str, str], ...] = ()
     removed_values: tuple[tuple[str, str], ...] = ()
+    lean_pins: tuple[str, ...] = ()
     notices: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     objectives: tuple[str, ...] = ("tokens_per_s", "peak_memory")
@@ -132,14 +135,17 @@ class Report:
         return tuple(self._bind(item) for item in members)
 
     def picks(self) -> dict[str, int]:
-        """Return trial numbers by pick; empty if no trial is feasible."""
+        """Return trial numbers by pick; empty if no trial is feasible.
+
+        All are of the Pareto set, but for ``fastest`` where no member is faster than the baseline.
+        """
         members = self._members()
         if not members:
             return {}
         return {
-            "fastest": max(members, key=lambda item: (_rate(item), -item.number)).number,
+            "fastest": pareto.fastest(members, self._comparable_baseline(members)).number,
             "leanest": members[0].number,
-            "balanced": pareto.balanced(members).number,
+            "balanced": pareto.balanced(members, self.budget_bytes).number,
         }
 
     def pick(self, which: str | int) -> Trial:
@@ -157,13 +163,17 @@ class Report:
         if text in PICKS:
             numbers = self.picks()
             if not numbers:
-                raise nothing_fits(self.trials, self.budget_bytes)
+                raise self.nothing_fits()
             text = str(numbers[text])
         found = self._find(int(text)) if text.isdecimal() else None
         if found is not None:
             return self._bind(found)
         known = [*PICKS, *(str(item.number) for item in self.trials)]
         raise UnknownNameError("trial", str(which), known)
+
+    def nothing_fits(self) -> NoFeasibleConfigError:
+        """Return the error for a search without a feasible trial."""
+        return nothing_fits(self.trials, self.budget_bytes, self.lean_pins, self.min_coverage)
 
     def gain(self, trial: Trial) -> Gain | None:
         """Return a trial against the baseline; None if they cannot be compared."""
@@ -191,6 +201,7 @@ class Report:
             KeyError, TypeError, ValueError, AttributeError: If it is not such a record.
         """
         values = dict(data)
+        values.setdefault("lean_pins", ())  # earlier reports of this schema know none
         for name in (*_TEXTS, "pareto_numbers"):
             values[name] = tuple(values[name])
         for name in _PAIRS:
@@ -210,11 +221,13 @@ class Report:
         """Return the report that :meth:`save` wrote.
 
         Raises:
+            UsageError: If it is no regular file.
             JournalError: If there is none, or it is of another version or broken.
         """
         path = Path(path)
+        check_regular(path)
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = typed.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise JournalError(
                 f"the report {path} cannot be read: {error.strerror or error}.",
@@ -222,10 +235,10 @@ class Report:
             ) from error
         except ValueError as error:
             reason = str(error) if path.stat().st_size else "it is empty"
-            raise _damaged(path, reason) from error
+            raise damaged(path, reason) from error
         found = data.get("schema") if isinstance(data, dict) else None
         if not typed.has_type(found, int):
-            raise _damaged(path, "it does not say of which schema it is")
+            raise damaged(path, "it does not say of which schema it is")
         if found != SCHEMA:
             raise JournalError(
                 f"the report {path} has schema {found}; this version reads schema {SCHEMA}.",
@@ -234,13 +247,18 @@ class Report:
         try:
             return cls.from_dict(data)
         except KeyError as error:
-            raise _damaged(path, f"{error} is missing") from error
+            raise damaged(path, f"{error} is missing") from error
         except (TypeError, ValueError, AttributeError) as error:
-            raise _damaged(path, str(error)) from error
+            raise damaged(path, str(error)) from error
 
     def _members(self) -> list[Trial]:
         members = [item for item in self.trials if item.number in self.pareto_numbers]
         return sorted(members, key=lambda item: (item.peak_bytes or 0, item.number))
+
+    def _comparable_baseline(self, members: list[Trial]) -> Trial | None:
+        found = self._find(self.baseline_number)
+        known = found is not None and all(comparable(found, item) for item in members)
+        return found if known else None
 
     def _find(self, number: int) -> Trial | None:
         return next((item for item in self.trials if item.number == number), None)
@@ -273,7 +291,8 @@ def probe_work_s(trials: Iterable[Trial]) -> float:
     )
 
 
-def _damaged(path: Path, reason: str) -> JournalError:
+def damaged(path: Path, reason: str) -> JournalError:
+    """Return the error for a report that says what no search can have found."""
     hint = "Give the run folder of a search; its report is made from what is in there."
     if (path.parent / "run.json").exists():
         hint = (
@@ -281,11 +300,6 @@ def _damaged(path: Path, reason: str) -> JournalError:
             f" --run-dir {path.parent} --resume, and it writes the report anew from probes.jsonl."
         )
     return JournalError(f"the report {path} is damaged: {reason}.", hint=hint)
-
-
-def _rate(trial: Trial) -> float:
-    rate = trial.tokens_per_s
-    return rate.median if rate is not None else 0.0
 
 
 def _as_json(value: Any) -> Any:

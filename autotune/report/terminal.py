@@ -12,11 +12,12 @@ from rich.text import Text
 from autotune.probe import prediction
 from autotune.probe.result import Outcome
 from autotune.report.cells import ending, probe_line, rate, settings, table_row
-from autotune.report.compare import nothing_fits
 from autotune.report.makeup import makeup_table, timeline_picture
 from autotune.report.model import Report
+from autotune.report.pareto import is_unranked
+from autotune.report.picks import pick_notes
 from autotune.report.plot import scatter
-from autotune.report.trial import Trial
+from autotune.report.trial import Trial, memory_name
 from autotune.units import format_duration, format_gib
 
 __all__ = ["pareto_table", "probe_line", "render", "render_text"]
@@ -26,10 +27,11 @@ DISPENSABLE = ("samples/s", "padding", "epoch")
 """Columns left out, in this order, where the table is too wide."""
 
 LEGEND = (
-    "GiB: peak memory. tokens/s: median. IQR: its interquartile range over the median. trained:"
+    "GiB: peak of the {peak}. tokens/s: {rate}. trained:"
     " share of the data's loss tokens. rate, memory: against the baseline, ~ within the noise."
     " training: same as the baseline's within rounding, or what differs."
 )
+MEASURED_RATE = "median. IQR: its interquartile range over the median"
 
 
 def render(report: Report, console: Console, *, plot: bool = True, verbose: bool = False) -> None:
@@ -71,6 +73,9 @@ def pareto_table(report: Report, width: int, members: Sequence[Trial] | None = N
     for name, number in report.picks().items():
         names.setdefault(number, []).append(name)
     rows = [table_row(item, report.gain(item)) for item in members]
+    if all(item.source == prediction.SOURCE for item in members):
+        for row in rows:
+            del row["IQR"]  # a prediction has none
     widths = _fit(
         {key: max(len(row[key]) for row in [*rows, {key: key}]) for key in rows[0]}, width
     )
@@ -80,7 +85,11 @@ def pareto_table(report: Report, width: int, members: Sequence[Trial] | None = N
         text.append(_line(row, widths) + "\n", style="cyan" if item.number in names else "")
         tags = f"[{', '.join(names[item.number])}] " if item.number in names else ""
         edge = " (on the edge of memory)" if item.on_the_edge else ""
+        edge += " (rate too noisy to rank)" if is_unranked(item) else ""
         text.append(_wrap(f"{tags}{settings(item.changed)}{edge}", width, indent=7) + "\n")
+        if (item.host_bytes or 0) >= prediction.HOST_NOTED_BYTES:
+            held = f"holds {format_gib(item.host_bytes)} on the host, predicted"
+            text.append(_wrap(held, width, indent=7) + "\n", style="yellow")
     return text
 
 
@@ -111,6 +120,13 @@ def _parts(report: Report, width: int, *, plot: bool, verbose: bool) -> list[Tex
         listed = ", ".join(name for name, _ in left_out)
         text = f"Not searched: {listed}. `autotune report RUN --verbose` says why."
         parts.append(Text(_wrap(text, width), style="dim"))
+    failed = [item for item in report.trials if item.outcome is not Outcome.OK and item.results]
+    if failed and verbose:
+        endings = [
+            f"trial {item.number}, {item.outcome.value}: {item.results[-1].detail}"
+            for item in failed
+        ]
+        parts.append(_bullets("How trials failed", endings, width, "dim"))
     for part in parts:
         part.rstrip()
         part.append("\n")
@@ -140,7 +156,8 @@ def _heading(report: Report, width: int) -> Text:
         facts.append(f"{report.weights} weights")
     text.append("\n" + _wrap("; ".join(facts) + ".", width), style="not bold")
     if report.is_predicted:
-        text.append("\n" + _wrap(prediction.trust(), width), style="not bold yellow")
+        card = str(report.device.get("label", ""))
+        text.append("\n" + _wrap(prediction.trust(card), width), style="not bold yellow")
     return text
 
 
@@ -156,7 +173,7 @@ def _baseline(report: Report) -> str:
     limits = f"; it is over a limit ({', '.join(over)})" if over else ""
     return (
         f"The baseline, trial {trial.number}, is {trial.source} at"
-        f" {rate(trial.tokens_per_s)} and a peak of"
+        f" {rate(trial)} and a peak of"
         f" {format_gib(trial.peak_bytes)}{limits}."
     )
 
@@ -164,13 +181,17 @@ def _baseline(report: Report) -> str:
 def _recommendation(report: Report, width: int) -> list[Text]:
     members = report.pareto
     if not members:
-        error = nothing_fits(report.trials, report.budget_bytes)
+        error = report.nothing_fits()
         message = f"{error.message[:1].upper()}{error.message[1:]} {error.hint}"
         return [Text(_wrap(message, width), style="bold red")]
     title = f"Pareto set: {len(members)} of {len(report.trials)} trials, leanest first"
     title += ", as predicted" if report.is_predicted else ""
-    legend = Text(_wrap(LEGEND, width), style="dim")
+    peak = memory_name(str(report.device.get("kind", "")))
+    off = prediction.rate_error(str(report.device.get("label", "")))
+    rates = f"predicted, {off}" if report.is_predicted else MEASURED_RATE
+    legend = Text(_wrap(LEGEND.format(peak=peak, rate=rates), width), style="dim")
     parts = [_titled(title, pareto_table(report, width)).append_text(legend)]
+    parts += [Text(_wrap(text, width)) for text in pick_notes(report)]
     if any(item.changes for item in members):
         same = report.same_training()
         numbers = ", ".join(str(item.number) for item in same)
@@ -194,8 +215,15 @@ def _makeup(report: Report, width: int, *, drawn: bool) -> list[Text]:
         return []
     summary = {**pooled.makeup, "host_peak_bytes": pooled.peak_of("resident_bytes") or 0}
     parts = [_titled(f"Trial {number} [balanced]", makeup_table(summary, width=width))]
+    used, reserved = pooled.peak_of("used_bytes"), pooled.peak_of("reserved_bytes")
+    if used is not None and reserved is not None:
+        bridge = (
+            f"From there to the table's GiB: {format_gib(pooled.peak_of('allocated_bytes'))}"
+            f" allocated at most, {format_gib(reserved)} reserved by PyTorch's allocator,"
+            f" {format_gib(used)} used with the context; predicted."
+        )
+        parts[0].append("\n" + _wrap(bridge, width))
     if drawn:
-        used, reserved = pooled.peak_of("used_bytes"), pooled.peak_of("reserved_bytes")
         budget = report.budget_bytes
         if budget is not None and used is not None and reserved is not None:
             budget -= used - reserved  # the context's, which is no tensor's

@@ -115,6 +115,16 @@ class Trial:
         interval = self.peak_interval
         return None if interval is None else int(interval.high)
 
+    @property
+    def host_bytes(self) -> int | None:
+        """Return the most that a predicted run holds on the host for the card; None if measured.
+
+        Measured, the resident size is the whole process's, and says nothing about what was moved.
+        """
+        if self.source == "measured" or self.measurement is None:
+            return None
+        return self.measurement.peak_of("resident_bytes")
+
     def interval(self, objective: Objective) -> Interval:
         """Return an objective's value with its spread, over all finished probes.
 
@@ -152,6 +162,7 @@ class Trial:
                 "peak_bytes": peak,
                 "peak_of": memory_name(pooled.device_kind),
                 "peak_phase": pooled.peak_phase,
+                "host_bytes": self.host_bytes,
             }
         return {**self.facts, **own}
 
@@ -194,7 +205,9 @@ _MAPPINGS = ("candidate", "config", "changed", "violations")
 
 def memory_name(device_kind: str) -> str:
     """Return what the peak of a device kind is a peak of, in words."""
-    return "resident size of the process" if device_kind == "cpu" else "device memory in use"
+    if device_kind == "cpu":
+        return "resident size of the process"
+    return "device memory used (reserved and context)"
 
 
 def combine(measurements: Sequence[Measurement]) -> Measurement:

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from autotune.objectives import TIE_LIMIT
 from autotune.probe.result import Measurement, Outcome, ProbeResult
+from autotune.report.cells import fact
+from autotune.report.pareto import is_unranked
 from autotune.report.trial import Trial
 from autotune.units import MIB, format_gib
 
@@ -54,9 +57,15 @@ def _spread(trials: Sequence[Trial]) -> str:
     if not wide:
         return ""
     worst = max(wide, key=lambda number: wide[number])
+    unranked = [item.number for item in trials if is_unranked(item)]
+    doubt = (
+        f" In {_names(unranked)} it is too wide to rank: no more than {TIE_LIMIT:.0%} to each side"
+        " of the median counts as a tie, and the median itself may be far off."
+    )
     return (
         f"The interquartile range of the rate is above {SPREAD_LIMIT:.0%} of the median in"
-        f" {_names(wide)} (most in trial {worst}: {wide[worst]:.0%}). Measure more steps"
+        f" {_names(wide)} (most in trial {worst}: {wide[worst]:.0%})."
+        f"{doubt if unranked else ''} Measure more steps"
         " (--measured-steps), and keep other work off the machine."
     )
 
@@ -143,7 +152,7 @@ def _repeated(trials: Sequence[Trial]) -> str:
         return ""
     all_of_them = [result for results in found.values() for result in results]
     last = all_of_them[-1]
-    detail = next(iter(last.detail.splitlines()), "")
+    detail = fact(last.detail)
     what = "A probe" if len(all_of_them) == 1 else f"{len(all_of_them)} probes"
     return (
         f"{what} crashed or vanished and had to be repeated, in {_names(found)} (the last one"

@@ -10,6 +10,7 @@ from pathlib import Path
 import optuna
 
 from autotune.errors import AutotuneError, JournalError, PrerequisiteError, UsageError
+from autotune.masking import masked, masked_address
 
 
 @contextmanager
@@ -25,7 +26,7 @@ def recording(hint: str = "") -> Iterator[None]:
     try:
         yield
     except (OSError, optuna.exceptions.StorageInternalError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = masked(str(getattr(error, "strerror", None) or error))
         raise JournalError(
             f"the study cannot be read or written: {reason}.",
             hint=hint
@@ -133,8 +134,9 @@ def _open_journal(path: Path) -> optuna.storages.BaseStorage:
 
 
 def _not_opened(storage: str, error: Exception) -> PrerequisiteError:
-    reason = str(error).strip().splitlines() or [type(error).__name__]
+    shown = masked_address(storage)
+    reason = masked(str(error).replace(storage, shown)).strip().splitlines()
     return PrerequisiteError(
-        f"the study storage {storage!r} cannot be opened: {reason[0]}",
+        f"the study storage {shown!r} cannot be opened: {(reason or [type(error).__name__])[0]}",
         hint="Give a file path, or an Optuna URL such as sqlite:///study.db.",
     )

@@ -64,3 +64,31 @@ def find_excess(text: str) -> tuple[int, str] | None:
             what = "its aliases written out, the text" if sizes else "the text"
             return line, f"{what} stands for more than {MAX_SIZE:,} values"
     return None
+
+
+def find_repeated(text: str) -> tuple[int, str] | None:
+    """Return the line, from 1, at which a mapping repeats a key, and which one; else None.
+
+    Raises:
+        yaml.YAMLError: If it is not valid YAML.
+    """
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    waiting, seen = [root] if root is not None else [], set()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue  # an alias, maybe of what it is in
+        seen.add(id(node))
+        if isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+        elif isinstance(node, yaml.MappingNode):
+            lines: dict[tuple[str, str], int] = {}
+            for key, value in node.value:
+                waiting += [key, value]
+                if not isinstance(key, yaml.ScalarNode):
+                    continue
+                line, name = key.start_mark.line + 1, (key.tag, key.value)
+                if name in lines:
+                    return line, f"{key.value!r} is given twice, first in line {lines[name]}"
+                lines[name] = line
+    return None

@@ -253,6 +253,7 @@ class Context:
         global_batch: Rows per optimizer step, over all devices; never varied by the search.
         num_processes: Data-parallel processes per probe.
         min_coverage: Least share (0 to 1) of loss tokens a candidate must train on.
+        budget_bytes: Peak memory that a candidate must stay within; None if not known.
         refusals: Per knob, values that were found to fail or to have no effect in this trainer,
             each with the reason.
     """
@@ -265,4 +266,5 @@ class Context:
     global_batch: int
     num_processes: int = 1
     min_coverage: float = 0.0
+    budget_bytes: int | None = None
     refusals: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

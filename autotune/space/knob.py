@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from autotune.errors import SpaceError
 from autotune.registry import Registry
@@ -17,6 +17,19 @@ Candidate: TypeAlias = Mapping[str, Value]
 Change: TypeAlias = Literal["nothing", "tokens", "method"]
 
 _CHANGES = ("nothing", "tokens", "method")
+LEAST: Final = "least"
+
+
+class Refusal(str):
+    """A rule's reason that also knows a remedy, for the error where it leaves nothing to draw."""
+
+    hint: str
+
+    def __new__(cls, reason: str, *, hint: str) -> Refusal:
+        """Return ``reason`` with its remedy, a whole sentence."""
+        made = super().__new__(cls, reason)
+        made.hint = hint
+        return made
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +65,12 @@ class Knob:
         memory_at_least: Whether the first value needs at least as much device memory as the
             second, all else equal; None if that is never certain. Gets the candidate with the
             first value.
+        loads_at_least: Whether a candidate with the first value needs at least the device memory
+            that loading takes with the second: all before the first step, which is the weights
+            above all. Either is None where the knob is inactive. Gets the candidate with the
+            first value. None if that is certain of equal values alone.
+        leanest: Values from the one that needs least device memory on, for a candidate that is to
+            fit if anything does; ``LEAST`` for the smallest number. Empty to keep to the baseline.
         ignored_when_inactive: Whether a pin on an inactive knob is harmless rather than refused.
         pin_needs_active: Whether a pin rules out whatever makes the knob inactive.
     """
@@ -74,6 +93,8 @@ class Knob:
     effective: Callable[[Value, Candidate, Context], Value] | None = None
     trains_as: Callable[[Value, Candidate, Context], Value] | None = None
     memory_at_least: Callable[[Value, Value, Candidate, Context], bool] | None = None
+    loads_at_least: Callable[[Value, Value, Candidate, Context], bool] | None = None
+    leanest: tuple[Value, ...] | Literal["least"] = ()
     ignored_when_inactive: bool = False
     pin_needs_active: bool = False
 
@@ -163,6 +184,14 @@ class Knob:
             return {self.name: value}
         return self.write(value, candidate, context)
 
+    def lean(self, legal: Sequence[Value]) -> Value:
+        """Return the value of ``legal`` that needs least device memory, as far as it is known."""
+        numbers = [value for value in legal if isinstance(value, int | float)]
+        if self.leanest == LEAST and numbers:
+            return min(numbers)
+        wanted = (*self.leanest, self.baseline) if isinstance(self.leanest, tuple) else ()
+        return next((value for value in wanted if value in legal), nearest(self, legal))
+
     def effect(self, value: Value, candidate: Candidate, context: Context) -> Value:
         """Return the value that has the same effect as ``value``."""
         return self.effective(value, candidate, context) if self.effective else value
@@ -180,6 +209,22 @@ def at_least(larger: Value, smaller: Value, candidate: Candidate, context: Conte
     if not isinstance(larger, int | float) or not isinstance(smaller, int | float):
         return False
     return larger >= smaller
+
+
+def loads_alike(larger: Value, smaller: Value, candidate: Candidate, context: Context) -> bool:
+    """Tell that no value matters before the first step."""
+    return True
+
+
+def nearest(knob: Knob, legal: Sequence[Value]) -> Value:
+    """Return the baseline or what comes nearest: the next smaller, else the smallest or first."""
+    wanted = knob.baseline
+    if wanted in legal:
+        return wanted
+    if knob.ordered and isinstance(wanted, int | float):
+        smaller = [v for v in legal if isinstance(v, int | float) and v <= wanted]
+        return max(smaller) if smaller else legal[0]
+    return legal[0]
 
 
 registry: Registry[Knob] = Registry(

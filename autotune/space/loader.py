@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from autotune.errors import SpaceError, UnknownNameError
+from autotune.files import check_regular
 from autotune.space.bounds import find_excess
 from autotune.space.domains import Choice, Domain
 from autotune.space.fixed import refuse_fixed
@@ -48,6 +49,7 @@ def read(path: Path) -> SpaceParts:
         UnknownNameError: If it names a knob, a key or a trainer that does not exist.
         SpaceError: If it cannot be read or is wrong.
     """
+    check_regular(path)
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -9,7 +9,7 @@ from autotune.errors import SpaceError, UnknownNameError
 from autotune.space.context import Context
 from autotune.space.domains import Value
 from autotune.space.fixed import shown
-from autotune.space.knob import Knob, registry
+from autotune.space.knob import Knob, Refusal, registry
 from autotune.space.plan import Plan, in_order, seen_by
 from autotune.space.resolve import ResolvedSpace
 
@@ -114,12 +114,20 @@ def _contradiction(
 ) -> SpaceError:
     others = _blame(knob, value, pins, plan, context)
     if not others:
-        return SpaceError(f"the pin {shown(knob.name, value)} is not possible here: {reason}.")
+        return SpaceError(
+            f"the pin {shown(knob.name, value)} is not possible here: {reason}.",
+            hint=_hint(reason),
+        )
     texts = " and ".join(shown(name, pins[name]) for name in others)
     return SpaceError(
         f"the pins {shown(knob.name, value)} and {texts} contradict each other: {reason}.",
-        hint="Drop one of them.",
+        hint=f"Drop one of them. {_hint(reason)}".rstrip(),
     )
+
+
+def _hint(reason: str, otherwise: str = "") -> str:
+    """Return the remedy that a rule gave with its reason; ``otherwise`` if it gave none."""
+    return reason.hint if isinstance(reason, Refusal) else otherwise
 
 
 def _blame(
@@ -161,7 +169,7 @@ def _nothing_left(plan: Plan, context: Context, pins: Mapping[str, Value]) -> Sp
         given = f" with {' and '.join(depends)}" if depends else ""
         return SpaceError(
             f"no value of the knob {knob.name!r} is possible here{given}: {reasons}.",
-            hint="Give it other values in the search space.",
+            hint=_hint(reason, "Give it other values in the search space."),
         )
     raise AssertionError("a plan without candidates has a knob without values")
 

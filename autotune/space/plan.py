@@ -15,7 +15,7 @@ from typing import TypeAlias
 from autotune.errors import SpaceError
 from autotune.space.context import Context
 from autotune.space.domains import Value
-from autotune.space.knob import Candidate, Knob
+from autotune.space.knob import Candidate, Knob, Refusal, nearest
 
 # Values of the knobs that later rules look at, as (name, value); inactive knobs are absent.
 State: TypeAlias = tuple[tuple[str, Value], ...]
@@ -64,16 +64,6 @@ def in_order(knobs: Sequence[Knob]) -> tuple[Knob, ...]:
 def seen_by(knob: Knob, candidate: Candidate) -> dict[str, Value]:
     """Return the part of ``candidate`` that the rules of ``knob`` may look at."""
     return {name: candidate[name] for name in knob.depends_on if name in candidate}
-
-
-def nearest(knob: Knob, wanted: Value, legal: Sequence[Value]) -> Value:
-    """Return ``wanted`` or what comes nearest: the next smaller, else the smallest, else first."""
-    if wanted in legal:
-        return wanted
-    if knob.ordered and isinstance(wanted, int | float):
-        smaller = [v for v in legal if isinstance(v, int | float) and v <= wanted]
-        return max(smaller) if smaller else legal[0]
-    return legal[0]
 
 
 class Plan:
@@ -167,7 +157,7 @@ class Plan:
             else:
                 refused.append((value, reason))
         if name in self._implied and legal:
-            legal = [nearest(knob, knob.baseline, legal)]
+            legal = [nearest(knob, legal)]
         return Step(None, tuple(legal), tuple(refused))
 
     def _following(self, index: int, state: State, step: Step) -> dict[State, Value]:
@@ -203,13 +193,26 @@ class Plan:
             return step, counts[self._state(index + 1, dict(state))]
         name, legal, dead, total = self.knobs[index].name, [], [], 0
         for value in step.legal:
-            count = counts[self._state(index + 1, {**dict(state), name: value})]
-            total += count
-            if count:
+            following = self._state(index + 1, {**dict(state), name: value})
+            total += counts[following]
+            if counts[following]:
                 legal.append(value)
             else:
-                dead.append((value, "it leaves a later knob without a legal value"))
+                dead.append((value, self._dead_end(index + 1, following)))
         return replace(step, legal=tuple(legal), refused=(*step.refused, *dead)), total
+
+    def _dead_end(self, index: int, state: State) -> str:
+        """Return why no candidate has ``state`` before knob number ``index``."""
+        # Every way from here ends at a knob without a value; the first one says as much as any.
+        step = self.tried[index][state]
+        if step.inactive is None and not step.legal:
+            name = self.knobs[index].name
+            if not step.refused:
+                return f"it leaves {name} without a value"
+            value, reason = step.refused[0]
+            text = f"it leaves {name} without a legal value ({value}: {reason})"
+            return Refusal(text, hint=reason.hint) if isinstance(reason, Refusal) else text
+        return self._dead_end(index + 1, next(iter(self._following(index, state, step))))
 
     def _reachable(self, all_steps: list[dict[State, Step]]) -> list[dict[State, Step]]:
         states: dict[State, None] = {(): None}

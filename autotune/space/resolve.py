@@ -12,10 +12,10 @@ from autotune.errors import SpaceError
 from autotune.space.context import Context
 from autotune.space.domains import Value
 from autotune.space.fixed import merge
-from autotune.space.knob import Candidate, Knob
+from autotune.space.knob import Candidate, Knob, nearest
 from autotune.space.knobs.batching import share_of_tokens
 from autotune.space.knobs.precision import context_keys
-from autotune.space.plan import Plan, nearest
+from autotune.space.plan import Plan
 
 _LONGEST_SUFFIX = 60
 _MIXED_PRECISION = ("bf16", "fp16")
@@ -40,6 +40,7 @@ class ResolvedSpace:
         removed: Values that can never be drawn here, as knob, value and reason.
         notices: What the user should be told about pins and the baseline.
         baseline: The candidate that changes nothing, as near as this context allows.
+        leanest: The candidate that each knob's own order of values makes the leanest.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class ResolvedSpace:
         self._fixed = dict(fixed)
         self._unions = tuple(plan.union(index) for index in range(len(plan.knobs)))
         self.baseline, notes = self._find_baseline()
+        self.leanest = self._find_leanest()
         self.notices: tuple[str, ...] = (*notices, *notes)
 
     def draw(self, suggest: Suggest) -> dict[str, Value]:
@@ -180,6 +182,25 @@ class ResolvedSpace:
                 return False
         return True
 
+    def loads_at_least(self, candidate: Candidate, other: Candidate) -> bool:
+        """Whether ``candidate`` certainly needs the device memory that loading ``other`` needs.
+
+        Only what comes before the first step is compared, so that candidates with the same
+        weights are equal here however they train them.
+        """
+        context = self.context
+        for knob in self.knobs:
+            larger, smaller = (
+                knob.effect(item[knob.name], item, context) if knob.name in item else None
+                for item in (candidate, other)
+            )
+            if larger == smaller:
+                continue
+            rule = knob.loads_at_least
+            if rule is None or not rule(larger, smaller, candidate, context):
+                return False
+        return True
+
     def _merge(self, config: dict[str, Any], keys: Mapping[str, Any], source: str) -> None:
         clashes = merge(config, keys)
         if clashes:
@@ -195,6 +216,14 @@ class ResolvedSpace:
             suffix = hashlib.sha256(suffix.encode()).hexdigest()[:8]
         return f"{name}@{suffix}"
 
+    def _find_leanest(self) -> dict[str, Value]:
+        candidate: dict[str, Value] = {}
+        for index, knob in enumerate(self.knobs):
+            step = self._plan.step(index, candidate)
+            if step.inactive is None:
+                candidate[knob.name] = knob.lean(step.legal)
+        return candidate
+
     def _find_baseline(self) -> tuple[dict[str, Value], list[str]]:
         candidate: dict[str, Value] = {}
         notes = []
@@ -202,7 +231,7 @@ class ResolvedSpace:
             step = self._plan.step(index, candidate)
             if step.inactive is not None:
                 continue
-            value = nearest(knob, knob.baseline, step.legal)
+            value = nearest(knob, step.legal)
             if value != knob.baseline and knob.name not in self.pins:
                 reason = dict(step.refused).get(knob.baseline, "the space does not offer that")
                 notes.append(

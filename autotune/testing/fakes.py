@@ -51,6 +51,11 @@ class MemoryWall:
     mean_row_tokens: int = 512
     noise_ratio: float = 0.01
 
+    def load_bytes(self, config: Mapping[str, Any]) -> int:
+        """Return what loading a configuration's weights takes, in bytes."""
+        share = 0.5 if config.get("dtype") == "bfloat16" else 1.0
+        return int(self.weights_bytes * (0.3 if config.get("load_in_4bit") else share))
+
     def peak_bytes(self, config: Mapping[str, Any]) -> int:
         """Return the peak memory of a configuration, in bytes."""
         share = 0.02 if config.get("use_peft") else 1.0
@@ -170,7 +175,8 @@ class FakeExecutor:
         limit = min(self.wall.capacity_bytes, spec.memory_budget_bytes or self.wall.capacity_bytes)
         if peak > limit and not spec.beyond_device:
             detail = f"{format_gib(peak)} are needed of {format_gib(limit)}"
-            return self._failed(spec, Outcome.DEVICE_OOM, detail=detail)
+            phase = "load" if self.wall.load_bytes(config) > limit else "first_step"
+            return self._failed(spec, Outcome.DEVICE_OOM, detail=detail, phase=phase)
         digest = hashlib.sha256(json.dumps(spec.to_dict(), sort_keys=True).encode()).digest()
         draw = random.Random(digest)
         steps = tuple(
@@ -207,13 +213,17 @@ class FakeExecutor:
         )
 
     def _failed(
-        self, spec: ProbeSpec, outcome: Outcome, detail: str = "as the fake was told"
+        self,
+        spec: ProbeSpec,
+        outcome: Outcome,
+        detail: str = "as the fake was told",
+        phase: str = "first_step",
     ) -> ProbeResult:
         return ProbeResult(
             probe_id=spec.probe_id,
             outcome=outcome,
             detail=detail,
-            phase="first_step",
+            phase=phase,
             timeline=Timeline(start_s=0.0, load_s=1.0, total_s=1.0),
             environment={"device": "fake", "packages": {}},
         )

@@ -53,7 +53,8 @@ def make_fake_plan(
     run = RunFolder(folder)
     run.work.mkdir(parents=True, exist_ok=True)
     found = SearchSpace.load(space) if isinstance(space, str) else space
-    request = Request(model="some/model", dataset="some/rows", space=found, **asked)
+    values: dict[str, Any] = {"min_coverage": 0.0, **asked}  # the rows of a context are few
+    request = Request(model="some/model", dataset="some/rows", space=found, **values)
     return make_plan(request, run, FakeExecutor(answers=answers or make_answers(context)))
 
 

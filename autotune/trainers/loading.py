@@ -41,6 +41,7 @@ def open_model(
             hint='Add "architectures": ["LlamaForCausalLM"] (or yours) to its config.json.',
         )
     _check_quantization(name, config)
+    _check_tokenizer_files(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(
             name, revision=revision, trust_remote_code=trust_remote_code
@@ -60,6 +61,37 @@ def open_model(
             hint="Set eos_token in its tokenizer_config.json.",
         )
     return config, tokenizer
+
+
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "*.model",
+    "vocab.json",
+    "vocab.txt",
+    "tekken.json",
+    "*.tiktoken",
+)
+
+
+def _check_tokenizer_files(name: str) -> None:
+    """Refuse a local model folder without any tokenizer's file.
+
+    transformers makes an empty tokenizer of some architectures instead, whose first trouble would
+    be told in its place.
+
+    Raises:
+        PrerequisiteError: If there is none.
+    """
+    folder = Path(name)
+    if folder.is_dir() and not any(
+        next(folder.glob(pattern), None) for pattern in TOKENIZER_FILES
+    ):
+        raise PrerequisiteError(
+            f"the model folder {name!r} holds no tokenizer.",
+            hint="Copy the tokenizer's files (tokenizer.json, tokenizer_config.json) beside its "
+            "config.json.",
+        )
 
 
 def _model_error(name: str, error: BaseException) -> PrerequisiteError | UsageError:

@@ -77,7 +77,8 @@ def plan(
         num_first_worst: Steps at the start that end with the worst micro-batch.
         seed: Seed of the order of typical rows.
         shuffle: Whether the trainer would shuffle; else typical rows keep the data's own order.
-        representative: Choose typical micro-batches that stand for all, not the first ones.
+        representative: Choose typical micro-batches that stand for all, not the first ones, and
+            begin with the worst one.
 
     Raises:
         ValueError: If the data set has fewer rows than one micro-batch.
@@ -95,15 +96,21 @@ def plan(
         random.Random(seed).shuffle(order)
     num_worst = num_first_worst + LAST_WORST_STEPS
     filling = batch_size * (accumulation - 1)
+    if representative:
+        count = (accumulation - 1) * num_worst + accumulation * num_typical_steps
+        chosen = representatives(_batches(order, batch_size), lengths, count=count)
+        order = list(itertools.chain.from_iterable(chosen))
     fillings = _cycle(order, filling * num_worst)
     worst_steps = [
         [*fillings[step * filling : (step + 1) * filling], *worst] for step in range(num_worst)
     ]
     if representative:
-        chosen = representatives(
-            _batches(order, batch_size), lengths, count=accumulation * num_typical_steps
-        )
-        order = list(itertools.chain.from_iterable(chosen))
+        # All of a prediction counts for what it reserves: first what needs the largest blocks.
+        worst_steps = [
+            [*rows[filling:], *rows[:filling]] if step < num_first_worst else rows
+            for step, rows in enumerate(worst_steps)
+        ]
+        order = [*order[filling * num_worst :], *order[: filling * num_worst]]
     typical = _cycle(order, batch_size * accumulation * num_typical_steps)
     rows = [
         *itertools.chain.from_iterable(worst_steps[:num_first_worst]),

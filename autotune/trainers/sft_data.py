@@ -190,11 +190,29 @@ def _without_empty(raw: Dataset, text_field: str) -> tuple[Dataset, int]:
     if has_content and len(kept) == len(raw):
         return raw, 0
     if not kept or not has_content:
-        raise UsageError(
-            f"every row of the data set is empty in {', '.join(columns)}.",
+        raise _nothing_to_train_on(raw, columns)
+    return raw.select(kept), len(raw) - len(kept)
+
+
+def _nothing_to_train_on(raw: Dataset, columns: Sequence[str]) -> UsageError:
+    """Return the error for rows of which none has content in all of ``columns``."""
+    empty = [name for name in columns if not any(raw[name])]
+    if empty:
+        return UsageError(
+            f"every row of the data set is empty in {', '.join(empty)}.",
             hint="Check the file, or choose another split.",
         )
-    return raw.select(kept), len(raw) - len(kept)
+    has = [[name for name in columns if row[name]] for row in raw.select_columns(list(columns))]
+    other = next(number for number, names in enumerate(has) if names != has[0])
+    found = (
+        f"row {number + 1} has {', '.join(has[number]) or 'nothing there'}"
+        for number in (0, other)
+    )
+    return UsageError(
+        f"no row of the data set has all of {', '.join(columns)}: {', '.join(found)}.",
+        hint="Rows of one format alone can be trained on: put those of each into a file of their"
+        " own.",
+    )
 
 
 def _num_processes(num_rows: int) -> int | None:

@@ -6,9 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from autotune.virtual.api import accelerator as accelerator
+    from autotune.virtual.fitting import Fit as Fit
+    from autotune.virtual.fitting import fit as fit
     from autotune.virtual.trace import Trace as Trace
 
-_HOMES = {"accelerator": "autotune.virtual.api", "Trace": "autotune.virtual.trace"}
+_HOMES = {
+    "accelerator": "autotune.virtual.api",
+    "Fit": "autotune.virtual.fitting",
+    "fit": "autotune.virtual.fitting",
+    "Trace": "autotune.virtual.trace",
+}
 
 
 def __getattr__(name: str) -> Any:

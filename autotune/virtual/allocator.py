@@ -16,13 +16,13 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 
-from autotune.units import GIB, KIB, MIB
 from autotune.virtual.allocator_pool import NO_LIMIT, Block, Pool
 from autotune.virtual.allocator_settings import (
     SMALL_BYTES,
     SMALL_SEGMENT_BYTES,
     AllocatorSettings,
 )
+from autotune.virtual.errors import OutOfMemory
 
 __all__ = ["AllocatorSettings", "CachingAllocator", "OutOfMemory", "Segment", "SegmentBlock"]
 
@@ -54,54 +54,6 @@ class Segment:
     small: bool
     expandable: bool
     blocks: tuple[SegmentBlock, ...]
-
-
-class OutOfMemory(Exception):  # noqa: N818 - named as PyTorch and the project's outcomes name it
-    """A request that nothing could serve, after the cache was given back.
-
-    Attributes:
-        requested_bytes: As asked for by the run, not rounded.
-        allocated_bytes: In blocks that are in use.
-        reserved_bytes: In segments.
-        limit_bytes: What the segments may not exceed.
-        segment_bytes: What was asked of the driver.
-    """
-
-    def __init__(
-        self,
-        requested_bytes: int,
-        allocated_bytes: int,
-        reserved_bytes: int,
-        limit_bytes: int,
-        segment_bytes: int,
-    ) -> None:
-        super().__init__(
-            requested_bytes, allocated_bytes, reserved_bytes, limit_bytes, segment_bytes
-        )
-        self.requested_bytes = requested_bytes
-        self.allocated_bytes = allocated_bytes
-        self.reserved_bytes = reserved_bytes
-        self.limit_bytes = limit_bytes
-        self.segment_bytes = segment_bytes
-
-    def __str__(self) -> str:
-        """Return a message in the style of PyTorch's."""
-        free = max(self.limit_bytes - self.reserved_bytes, 0)
-        idle = self.reserved_bytes - self.allocated_bytes
-        return (
-            f"CUDA out of memory. Tried to allocate {_size(self.segment_bytes)}. "
-            f"GPU 0 has a total capacity of {_size(self.limit_bytes)} of which {_size(free)} is "
-            f"free. Of the allocated memory {_size(self.allocated_bytes)} is allocated by PyTorch"
-            f", and {_size(idle)} is reserved by PyTorch but unallocated."
-        )
-
-
-def _size(nbytes: int) -> str:
-    """Return a size as PyTorch's format_size does."""
-    for name, unit, most in (("KiB", KIB, MIB), ("MiB", MIB, GIB), ("GiB", GIB, NO_LIMIT)):
-        if KIB < nbytes <= most:
-            return f"{nbytes / unit:.2f} {name}"
-    return f"{nbytes} bytes"
 
 
 class CachingAllocator:

@@ -33,7 +33,10 @@ def accelerator(card: str | Card) -> Iterator[Trace]:
     Inside, ``torch.device("virtual")`` exists, and Trainers of transformers and TRL choose it.
     Tensors there have no data: losses read as 1.0, numbers are finite, comparisons of unknown
     values are false, and unknown masks select everything. What was made in an earlier block is not
-    counted in this one: make model and optimizer inside.
+    counted in this one: make model and optimizer inside. It only traces: nothing runs out of
+    memory, and :func:`autotune.virtual.fit` says afterwards whether the card would have.
+    ``torch.cuda.is_available()`` is false, as the card is no CUDA device of this machine: place
+    tensors with ``device="virtual"``, not ``"cuda"``.
 
     Args:
         card: A name as in ``--device virtual:NAME``, or a :class:`~autotune.virtual.cards.Card`.

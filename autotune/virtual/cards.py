@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import PrerequisiteError, UnknownNameError, UsageError
+from autotune.files import check_regular
 from autotune.space.context import DeviceInfo
-from autotune.units import parse_bytes
+from autotune.units import MIB, parse_bytes
 
 CATALOGUE = Path(__file__).with_name("gpus.toml")
 _CUSTOM = "a100-80gb"
@@ -44,7 +45,10 @@ _INTEGERS = (
 _MAY_BE_ZERO = ("context_bytes", "l2_bytes", "cublas_workspace_bytes")
 _FLOATS = ("bandwidth_bytes_per_s", "link_bytes_per_s")
 _DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8")
-_CAPABILITY = re.compile(r"([0-9]+)\.([0-9]+)|gfx([0-9]+)([0-9])[0-9a-f]", re.ASCII)
+_CAPABILITY = re.compile(r"([0-9]{1,2})\.([0-9])|gfx([0-9]{1,2})([0-9])[0-9a-f]", re.ASCII)
+_SIZE = re.compile(r"[-+]?([0-9.]+|nan|inf(inity)?)\s*([kmgt]i?b?|b)", re.ASCII | re.IGNORECASE)
+"""What was meant as a size, be it one or not."""
+_MOST_BYTES = 1 << 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,7 +177,13 @@ def _is_number(value: object) -> bool:
 
 
 def _check_room(card: Card, where: str = "") -> None:
-    """Refuse a card whose memory the context takes alone."""
+    """Refuse a card whose memory the context takes alone, and one beyond all that is built."""
+    if card.memory_bytes > _MOST_BYTES:
+        raise UsageError(
+            f"the card {card.id!r}{where} has {card.memory_bytes:,} bytes of memory; at most"
+            f" {_MOST_BYTES >> 40:,} TiB can be predicted.",
+            hint="Write a size like 24GiB.",
+        )
     if card.memory_bytes <= card.context_bytes:
         raise UsageError(
             f"the card {card.id!r}{where} has {card.memory_bytes:,} bytes of memory, and the"
@@ -198,15 +208,24 @@ def find(name: str) -> Card:
     cards = catalogue()
     if card := _by_name().get(_compact(name)):
         return card
-    if name.strip()[:1].isdigit():
+    text = name.strip()
+    if not text:
+        raise UsageError(
+            "virtual: names no card.", hint="Write virtual:rtx-4090; `autotune gpus` lists them."
+        )
+    if text[:1].isdigit() or _SIZE.fullmatch(text):
         try:
-            size = parse_bytes(name)
-        except (ValueError, OverflowError):
-            pass
+            size = parse_bytes(text)
+        except ValueError as error:
+            if _SIZE.fullmatch(text):
+                raise UsageError(
+                    f"the card {text!r} cannot be: {error}.",
+                    hint="`autotune gpus` lists the cards that have a name.",
+                ) from error
         else:
-            return _of_size(size, name.strip())
+            return _of_size(size, text)
     names = [*cards, *(alias for card in cards.values() for alias in card.aliases)]
-    raise UnknownNameError("card", name, names)
+    raise UnknownNameError("card", name, names, listing="`autotune gpus` lists all cards.")
 
 
 def _compact(name: str) -> str:
@@ -243,6 +262,11 @@ def _path(name: str) -> Path:
 def _of_size(size: int, name: str) -> Card:
     base = catalogue()[_CUSTOM]
     values = {key: getattr(base, key) for key in Card.__dataclass_fields__}
+    if size < MIB and name.isdecimal():
+        raise UsageError(
+            f"a card of {size:,} bytes holds nothing.",
+            hint=f"Did you mean {size}GiB? Without a unit, a size is in bytes.",
+        )
     values.update(
         id=name,
         name=f"a card of {name} (rates of {base.name})",
@@ -258,6 +282,7 @@ def _of_size(size: int, name: str) -> Card:
 
 
 def _from_file(path: Path) -> Card:
+    check_regular(path)
     try:
         with path.open("rb") as file:
             entry = tomllib.load(file)

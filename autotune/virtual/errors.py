@@ -1,6 +1,8 @@
-"""What the pretend accelerator cannot do."""
+"""What the pretend accelerator cannot do, and how it runs out of memory."""
 
 from __future__ import annotations
+
+from autotune.units import GIB, KIB, MIB
 
 
 class NotVirtual(NotImplementedError):  # noqa: N818 - it says what is the case, as NotImplemented
@@ -26,3 +28,63 @@ class NotOnCard(ImportError, ValueError):  # noqa: N818 - as above
 
     Libraries expect an ``ImportError``; a ``ValueError`` is how this package refuses a candidate.
     """
+
+
+class OutOfMemory(Exception):  # noqa: N818 - named as PyTorch and the project's outcomes name it
+    """A request that nothing could serve, after the cache was given back.
+
+    Attributes:
+        requested_bytes: As asked for by the run, not rounded.
+        allocated_bytes: In blocks that are in use.
+        reserved_bytes: In segments.
+        limit_bytes: What the segments may not exceed.
+        segment_bytes: What was asked of the driver.
+        total_bytes: The card's memory, for the message; None if it is not known.
+    """
+
+    def __init__(
+        self,
+        requested_bytes: int,
+        allocated_bytes: int,
+        reserved_bytes: int,
+        limit_bytes: int,
+        segment_bytes: int,
+        total_bytes: int | None = None,
+    ) -> None:
+        super().__init__(
+            requested_bytes,
+            allocated_bytes,
+            reserved_bytes,
+            limit_bytes,
+            segment_bytes,
+            total_bytes,
+        )
+        self.requested_bytes = requested_bytes
+        self.allocated_bytes = allocated_bytes
+        self.reserved_bytes = reserved_bytes
+        self.limit_bytes = limit_bytes
+        self.segment_bytes = segment_bytes
+        self.total_bytes = total_bytes
+
+    def __str__(self) -> str:
+        """Return a message in the style of PyTorch's."""
+        free = max(self.limit_bytes - self.reserved_bytes, 0)
+        idle = self.reserved_bytes - self.allocated_bytes
+        capacity = _size(self.limit_bytes)
+        if self.total_bytes is not None:
+            # PyTorch names the card's memory alone; what the context takes is part of the truth.
+            capacity = f"{_size(self.total_bytes)}, of which PyTorch may reserve {capacity},"
+        return (
+            f"CUDA out of memory. Tried to allocate {_size(self.segment_bytes)}. "
+            f"GPU 0 has a total capacity of {capacity} of which {_size(free)} is "
+            f"free. Of the allocated memory {_size(self.allocated_bytes)} is allocated by PyTorch"
+            f", and {_size(idle)} is reserved by PyTorch but unallocated."
+        )
+
+
+def _size(nbytes: int) -> str:
+    """Return a size as PyTorch's format_size does."""
+    for name, unit, most in (("KiB", KIB, MIB), ("MiB", MIB, GIB), ("GiB", GIB, 1 << 63)):
+        if KIB < nbytes <= most:
+            return f"{nbytes / unit:.2f} {name}"
+    return f"{nbytes} bytes"

@@ -110,9 +110,6 @@ def make_plan(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan
         item.alias_info is not None and item.alias_info.is_write for item in schema.returns
     )
     found: Any = None
-    kinds = {argument.name: str(argument.type) for argument in schema.arguments}
-    meta_args = [typed(to_meta(a), kinds[name]) for a, name in zip(args, names, strict=False)]
-    meta_kwargs = {name: typed(to_meta(a), kinds[name]) for name, a in kwargs.items()}
     outs = {
         given[argument.name]: value
         for argument in schema.arguments
@@ -120,6 +117,13 @@ def make_plan(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan
         for value in (kwargs[argument.name],)
         if isinstance(value, _Tensor)
     }
+    name = schema.name.partition("::")[2]
+    meta_args, meta_kwargs = list(args), dict(kwargs)
+    if not all_in_place or outs or has_flops(op) or scratch.is_known(name):
+        # What writes to its arguments alone, such as an optimizer's step, needs no shapes.
+        kinds = {argument.name: str(argument.type) for argument in schema.arguments}
+        meta_args = [typed(to_meta(a), kinds[n]) for a, n in zip(args, names, strict=False)]
+        meta_kwargs = {n: typed(to_meta(a), kinds[n]) for n, a in kwargs.items()}
     if not all_in_place or outs:
         with torch.no_grad():
             found = _on_meta(op, meta_args, meta_kwargs)
@@ -152,10 +156,10 @@ def make_plan(op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Plan
     )
     floating = next((d for d in dtypes if d.is_floating_point), None)
     return Plan(
-        name=op._schema.name.partition("::")[2],
+        name=name,
         returns=tuple(returns),
         single=single,
-        tiling=_tiling(op._schema.name.partition("::")[2], meta_args),
+        tiling=_tiling(name, meta_args),
         flops=_flops(op, meta_args, meta_kwargs, found),
         moved_bytes=float(sum(dense_bytes(t) for t in (*inputs, *outputs))),
         dtype=floating,
@@ -244,6 +248,11 @@ def _tiling(name: str, args: list[Any]) -> float:
     if not rows or not columns:
         return 1.0
     return float((-(-rows // TILE) * TILE / rows) * (-(-columns // TILE) * TILE / columns))
+
+
+def has_flops(op: Any) -> bool:
+    """Whether PyTorch counts the operator's arithmetic."""
+    return op._overloadpacket in flop_registry
 
 
 def _flops(op: Any, args: list[Any], kwargs: Mapping[str, Any], found: Any) -> float:

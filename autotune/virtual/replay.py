@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.virtual.allocator import CachingAllocator
+from autotune.virtual.allocator import CachingAllocator, OutOfMemory
 from autotune.virtual.allocator_settings import AllocatorSettings
 from autotune.virtual.trace import ALLOC, FREE, Trace
 
@@ -29,6 +29,7 @@ class Replay:
         total_bytes: int | None = None,
     ) -> None:
         self._trace = trace
+        self._total_bytes = total_bytes
         self._settings = AllocatorSettings.parse(settings)
         share = self._settings.per_process_memory_fraction
         self._allowed = None if total_bytes is None or share == 1.0 else int(total_bytes * share)
@@ -60,6 +61,13 @@ class Replay:
         Raises:
             OutOfMemory: If a request could not be served.
         """
+        try:
+            self._advance()
+        except OutOfMemory as error:
+            error.total_bytes = self._total_bytes  # which the allocator does not know
+            raise
+
+    def _advance(self) -> None:
         events, storages = self._trace.events, self._trace.storages
         malloc, free = self._allocator.malloc, self._allocator.free
         end = len(events)

@@ -50,6 +50,11 @@ _TABLE = {
 }
 
 
+def is_known(name: str) -> bool:
+    """Whether the operator's kernel takes memory beyond its results."""
+    return name in _TABLE
+
+
 def scratch_bytes(
     op: Any, args: list[Any], kwargs: Mapping[str, Any], outputs: list[torch.Tensor]
 ) -> tuple[int, ...]:

@@ -57,20 +57,23 @@ class Session:
         cost = trace.costs.get(phase)
         if cost is None:
             cost = trace.costs[phase] = Cost()
+        cost.num_ops += 1
+        cost.moved_bytes += plan.moved_bytes
         flops = plan.flops
+        if not flops:  # most operators only move bytes
+            seconds = self._seconds.get(id(plan))
+            if seconds is None:
+                seconds = self._seconds[id(plan)] = self._time(plan, 0.0)
+            cost.seconds += seconds
+            return phase
         varlen = plan.name in _VARLEN
         if varlen:
             flops *= self.attention_share
-        cost.num_ops += 1
         cost.flops += flops
-        cost.moved_bytes += plan.moved_bytes
-        if self.roofline is not None:
-            seconds = None if varlen else self._seconds.get(id(plan))
-            if seconds is None:
-                seconds = self._seconds[id(plan)] = self.roofline.op_seconds(
-                    plan, flops * plan.tiling
-                )
-            cost.seconds += seconds
+        seconds = None if varlen else self._seconds.get(id(plan))
+        if seconds is None:
+            seconds = self._seconds[id(plan)] = self._time(plan, flops)
+        cost.seconds += seconds
         if self._workspace_bytes and plan.name in _MATMULS:
             in_backward = phase == "backward"
             if in_backward not in self._has_workspace:
@@ -78,6 +81,11 @@ class Session:
                 self._has_workspace.add(in_backward)
                 trace.reserve(self._workspace_bytes, "cublas")
         return phase
+
+    def _time(self, plan: Any, flops: float) -> float:
+        if self.roofline is None:
+            return 0.0
+        return float(self.roofline.op_seconds(plan, flops * plan.tiling))
 
     def charge_scratch(self, plan: Any) -> None:
         """Count what one operator's kernel takes beside its results, which are there already."""

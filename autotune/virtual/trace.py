@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from autotune.units import format_duration, format_gib
+
 BLOCK_BYTES = 512
 """PyTorch's caching allocator for CUDA rounds every request up to this (kMinBlockSize)."""
 
@@ -78,18 +80,24 @@ class Cost:
     seconds: float = 0.0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, repr=False)
 class Trace:
     """Events of one run on one device, and the same for the bytes it keeps on the host.
+
+    What to read of it: :attr:`peak_bytes`, :attr:`host_peak_bytes`, :attr:`costs` and
+    :meth:`summary`; :func:`autotune.virtual.fit` says what it takes of a card.
 
     Attributes:
         storages: Every storage of the device, by its number.
         events: ``(ALLOC | FREE, storage number)`` in order; ``(MARK, n)`` is ``marks[n]``.
         marks: Names of the marks that the run set, such as ``first_step``.
         allocated_bytes: In use now, in blocks of 512 bytes.
-        peak_bytes: The most that was in use at once since :meth:`reset_peak`.
+        peak_bytes: The most that was in use at once since :meth:`reset_peak`, as
+            ``torch.cuda.max_memory_allocated`` counts it.
         host_bytes: Bytes of host memory that hold copies of device data or paged states, now.
         host_peak_bytes: The most of that at once.
+        costs: Predicted work by phase (of :data:`PHASES`): see :class:`Cost`.
+        closed: Whether the run is over, so that nothing is counted any more.
     """
 
     storages: list[Storage] = field(default_factory=list)
@@ -109,6 +117,30 @@ class Trace:
     closed: bool = False
     after_bytes: int = 0
 
+    def __repr__(self) -> str:
+        """Return its figures: what it holds would fill many screens."""
+        host = f", {format_gib(self.host_peak_bytes)} on the host" if self.host_peak_bytes else ""
+        seconds = sum(cost.seconds for cost in self.costs.values())
+        return (
+            f"<Trace: peak {format_gib(self.peak_bytes)} allocated{host},"
+            f" {format_duration(seconds)} predicted, {len(self.storages):,} storages,"
+            f" {len(self.events):,} events>"
+        )
+
+    def summary(self, *, max_points: int = 240) -> dict[str, Any]:
+        """Return what the peak is made of and how memory changed, as plain JSON values.
+
+        Args:
+            max_points: The most points of the timeline.
+
+        Returns:
+            As :func:`autotune.virtual.summary.summarise` says.
+        """
+        # That module reads traces, and so imports this one.
+        from autotune.virtual.summary import summarise
+
+        return summarise(self, max_points=max_points)
+
     def phase(self) -> str:
         """Return the phase that runs now."""
         if torch._C._current_graph_task_id() != -1:
@@ -125,21 +157,22 @@ class Trace:
         """Count a new storage until it is freed; return its number."""
         if phase is None:
             phase = self.phase()
+        alive = _Alive(storage, self._freed)
+        alive.key = key = storage._cdata
         with self._lock:
-            number = len(self.storages)
-            modules = self.modules
-            self.storages.append(
+            storages, modules = self.storages, self.modules
+            alive.number = number = len(storages)
+            storages.append(
                 Storage(number, nbytes, op, phase, modules[-1] if modules else "", kind)
             )
             self.events.append((ALLOC, number))
-            self.allocated_bytes += -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
-            if self.allocated_bytes > self.peak_bytes:
-                self.peak_bytes = self.allocated_bytes
-            key = storage._cdata
-            alive = _Alive(storage, self._freed)
-            alive.key, alive.number = key, number
+            self.allocated_bytes = total = (
+                self.allocated_bytes + -(-nbytes // BLOCK_BYTES) * BLOCK_BYTES
+            )
+            if total > self.peak_bytes:
+                self.peak_bytes = total
             self._alive[key] = alive
-            return number
+        return number
 
     def reserve(self, nbytes: int, op: str, kind: str = "workspaces") -> None:
         """Count memory that a library takes and never gives back."""
@@ -168,23 +201,23 @@ class Trace:
                 self.events.append((FREE, number))
                 self.allocated_bytes -= rounded(self.storages[number].nbytes)
 
-    def _end(self, key: int, number: int | None = None) -> None:
+    def _freed(self, alive: _Alive) -> None:
+        key, number = alive.key, alive.number
         with self._lock:
-            alive = self._alive.get(key)
-            if alive is None or self.closed or (number is not None and alive.number != number):
+            # Another storage may lie at the same address already, or the run be over.
+            if self._alive.get(key) is not alive or self.closed:
                 return
             del self._alive[key]
-            entry = self.storages[alive.number]
+            entry = self.storages[number]
             entry.freed_phase = self.phase()
-            self.events.append((FREE, alive.number))
-            self.allocated_bytes -= rounded(entry.nbytes)
-
-    def _freed(self, alive: _Alive) -> None:
-        self._end(alive.key, alive.number)
+            self.events.append((FREE, number))
+            self.allocated_bytes -= -(-entry.nbytes // BLOCK_BYTES) * BLOCK_BYTES
 
     def end(self, tensor: torch.Tensor) -> None:
         """Count the storage behind ``tensor`` as freed, though the tensor lives on in another."""
-        self._end(tensor.untyped_storage()._cdata)
+        alive = self._alive.get(tensor.untyped_storage()._cdata)
+        if alive is not None:
+            self._freed(alive)
 
     def number_of(self, tensor: torch.Tensor) -> int | None:
         """Return the number of the storage behind ``tensor``; None if it is not traced."""

@@ -6,6 +6,7 @@ import json
 import math
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ class StepRecorder:
         self._accumulation_steps = accumulation_steps
         self._peaks: dict[str, MemoryPeak] = {}
         self._steps: list[StepRecord] = []
+        self._micro_counts: list[list[dict[str, int]]] = []
         self._counts: deque[dict[str, int]] = deque()
         self._micro_times_s: list[float] = []
         self._cpu_uses: list[tuple[float, float] | None] = []
@@ -78,17 +80,9 @@ class StepRecorder:
         # What else the host does can't delay a predicted step.
         is_real = self._device.source == "measured"
         self._cpu_uses.append(host.cpu_use() if is_real else None)
-        totals = {"num_tokens": 0, "num_positions": 0, "num_loss_tokens": 0, "num_rows": 0}
-        for _ in self._micro_times_s:
-            for name, value in self._counts.popleft().items():
-                totals[name] += value
-        self._steps.append(
-            StepRecord(
-                micro_times_s=tuple(self._micro_times_s),
-                optimizer_time_s=optimizer_time_s,
-                **totals,
-            )
-        )
+        counts = [self._counts.popleft() for _ in self._micro_times_s]
+        self._micro_counts.append(counts)
+        self._steps.append(_step(self._micro_times_s, counts, optimizer_time_s))
 
     def count(
         self, *, num_tokens: int, num_positions: int, num_loss_tokens: int, num_rows: int
@@ -127,7 +121,7 @@ class StepRecorder:
         """
         self._close_phase()
         last = len(self._steps) - self._num_after
-        measured = tuple(self._steps[self._num_before : last])
+        measured = tuple(self._steps[self._num_before : last]) or self._between()
         if not measured:
             raise ValueError(
                 f"the trainer ended after {len(self._steps)} steps, before a measured one"
@@ -144,6 +138,19 @@ class StepRecorder:
             cpu_taken_by_others_ratio=self._taken_by_others(last - 1),
             **self._facts,
         )
+
+    def _between(self) -> tuple[StepRecord, ...]:
+        """Return the step that lies in the first and the last, but for the largest micro-batches.
+
+        A prediction has no steps beside these two where they hold typical micro-batches as well.
+        """
+        is_whole = len(self._steps) == self._num_before + self._num_after >= 2
+        if self._device.source != "predicted" or not is_whole:
+            return ()  # a real run that ended early
+        first, last = self._steps[0], self._steps[-1]
+        times = (*first.micro_times_s[1:], *last.micro_times_s[:-1])
+        counts = [*self._micro_counts[0][1:], *self._micro_counts[-1][:-1]]
+        return (_step(times, counts, last.optimizer_time_s),) if times else ()
 
     def _taken_by_others(self, last: int) -> float | None:
         """Return others' share of the processor time between the measured steps' edges."""
@@ -166,6 +173,20 @@ class StepRecorder:
         peak = self._device.read_peaks()
         known = self._peaks.get(self.phase)
         self._peaks[self.phase] = peak if known is None else merge_peaks(known, peak)
+
+
+def _step(
+    micro_times_s: Sequence[float], counts: Sequence[Mapping[str, int]], optimizer_time_s: float
+) -> StepRecord:
+    """Return the record of a step with these micro-batches."""
+    return StepRecord(
+        micro_times_s=tuple(micro_times_s),
+        optimizer_time_s=optimizer_time_s,
+        **{name: sum(count[name] for count in counts) for name in _COUNTED},
+    )
+
+
+_COUNTED = ("num_tokens", "num_positions", "num_loss_tokens", "num_rows")
 
 
 def merge_peaks(a: MemoryPeak, b: MemoryPeak) -> MemoryPeak:

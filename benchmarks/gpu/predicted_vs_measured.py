@@ -198,6 +198,7 @@ class Bench:
             space=SearchSpace.load("sft"),
             device=device,
             global_batch=GLOBAL_BATCH,
+            min_coverage=0.0,
         )
         run = RunFolder(self._folder / "run")
         run.work.mkdir(parents=True)
@@ -397,7 +398,9 @@ class Bench:
             data_folder=plan.data_folder,
             memory_budget_bytes=self._rows[item.name]["budget_bytes"],
             warmup_steps=steps.warmup,
-            measured_steps=steps.measured or predicted_steps(accumulation),
+            measured_steps=predicted_steps(accumulation)
+            if steps.measured is None
+            else steps.measured,
             first_worst_steps=steps.first_worst,
             rows_per_step=steps.rows_per_step,
             representative=steps.representative,

@@ -41,7 +41,7 @@ def clean_process(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[Non
     monkeypatch.chdir(folder)
     monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(sys, "argv", ["autotune"])
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
     yield
     for number, handler in zip(numbers, before, strict=True):

@@ -78,7 +78,7 @@ main.run({arguments!r})
 """
 
 
-@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("number", ["SIGINT", "SIGTERM", "SIGHUP"])
 @pytest.mark.parametrize(
     ("module", "arguments"),
     [
@@ -95,7 +95,7 @@ def test_a_signal_while_importing_is_130(number: str, module: str, arguments: li
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_in_the_first_moments_of_a_search(number: signal.Signals) -> None:
     Path("model").mkdir()
     Path("rows.jsonl").write_text('{"text": "a"}\n')
@@ -123,3 +123,17 @@ def test_a_signal_in_the_first_moments_of_a_search(number: signal.Signals) -> No
     assert "Traceback" not in err
     assert out == ""
     assert not Path("here").exists()
+
+
+def test_nohup_is_respected() -> None:
+    script = (
+        "import os, signal\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\n"
+        "from autotune.cli import interrupts\n"
+        "interrupts.leave_at_once()\n"
+        "os.kill(os.getpid(), signal.SIGHUP)\n"
+        "interrupts.end_in_order()\n"
+        "os.kill(os.getpid(), signal.SIGHUP)\n"
+        "print('goes on')\n"
+    )
+    assert run_python("-c", script).stdout == "goes on\n"

@@ -41,7 +41,12 @@ def test_a_search_ends_with_a_recommendation(
     # The result is on stdout, what happens meanwhile on stderr.
     assert "GiB" in done.out
     assert "tokens/s" in done.out or "tok/s" in done.out
-    for text in ("starting the worker", "front so far", "probing the front again", "run folder"):
+    for text in (
+        "starting the worker",
+        "Pareto set so far",
+        "probing the Pareto set again",
+        "run folder",
+    ):
         assert text not in done.out
         assert text in done.err
     assert str(Path("here").resolve() / "configs" / "best.yaml") in done.err
@@ -109,10 +114,11 @@ def test_the_default_run_folder_is_under_runs(
 
 
 def test_nothing_fits(machine: dict[str, Any], cli: Callable[..., Done]) -> None:
-    machine["wall"] = MemoryWall(capacity_bytes=1 * GIB)
+    machine["wall"] = MemoryWall(capacity_bytes=GIB // 8)
     done = cli(*SEARCH, "--trials", 5, "--run-dir", "here")
     assert done.code == 3
     assert "error:" in done.err
+    assert "the weights alone do not fit" in done.err
     assert "hint:" in done.err
     assert Report.load("here/report.json").finished
     done = cli(*SEARCH, "--trials", 6, "--run-dir", "here", "--resume", "--json")

@@ -101,6 +101,33 @@ def test_memory_order_is_a_partial_order(knob: Knob, context: Context) -> None:
 
 
 @every_knob
+@every_context
+def test_leaner_values_are_its_own(knob: Knob, context: Context) -> None:
+    values = knob.values(context)
+    if isinstance(knob.leanest, tuple):
+        assert set(knob.leanest) <= set(knob.accepted.values)
+    else:
+        assert knob.ordered
+        assert knob.lean(values) == min(values)
+    assert knob.lean(values) in values
+    assert knob.lean(values[-1:]) == values[-1]
+
+
+@every_knob
+@every_context
+def test_what_loading_needs_is_ordered(knob: Knob, context: Context) -> None:
+    # Not over None: without adapters it is gradients, after loading, that take their place.
+    rule, values = knob.loads_at_least, knob.values(context)
+    if rule is None:
+        return
+    for a in values:
+        for b in values:
+            for c in values:
+                if rule(a, b, {}, context) and rule(b, c, {}, context):
+                    assert a == c or rule(a, c, {}, context)
+
+
+@every_knob
 def test_it_depends_on_knobs_that_exist(knob: Knob) -> None:
     assert set(knob.depends_on) <= set(registry.names()) - {knob.name}
 

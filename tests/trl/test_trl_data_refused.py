@@ -74,6 +74,20 @@ ROWS: dict[str, tuple[Rows, str]] = {
     "labels beyond the model": ([{"input_ids": [1, 2], "labels": [1, 99_999]}], "99999"),
     "no labels": ([{"input_ids": [1, 2], "labels": None}], "'labels'"),
     "few labels": ([{"input_ids": [1, 2], "labels": [1]}], "1 labels"),
+    "chats and texts": (
+        [*said(role="user", content="a") * 2, {"text": "b"}],
+        "row 1 has messages, row 3 has text",
+    ),
+    "pairs and texts": (
+        [{"prompt": "a", "completion": "b"}, {"text": "c"}],
+        "row 1 has prompt, completion, row 2 has text",
+    ),
+    "halves of pairs": (
+        [{"prompt": "a"}, {"completion": "b"}], "row 1 has prompt, row 2 has completion"
+    ),
+    "a row of nothing": ([{"text": None}, {"text": None}], "empty in text"),
+    "prompts alone": ([{"prompt": "a", "completion": ""}] * 2, "empty in completion"),
+    "prompts and null": ([{"prompt": "a", "completion": None}] * 2, "empty in completion"),
 }  # fmt: skip
 
 
@@ -139,7 +153,18 @@ BROKEN: dict[str, tuple[Broken, type[Exception], str]] = {
     "no_tokenizer": (
         without("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
         PrerequisiteError,
-        "tokenizer",
+        "holds no tokenizer",
+    ),
+    # transformers makes an empty tokenizer for some architectures, which then lacks a template.
+    "no_tokenizer_at_all": (
+        without(
+            "tokenizer.json",
+            "tokenizer_config.json",
+            "special_tokens_map.json",
+            "chat_template.jinja",
+        ),
+        PrerequisiteError,
+        "holds no tokenizer",
     ),
     "no_special_tokens": (no_special_tokens, UsageError, "eos token"),
     "no_chat_template": (without("chat_template.jinja"), UsageError, "chat template"),

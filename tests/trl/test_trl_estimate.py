@@ -100,5 +100,5 @@ def test_what_trl_refuses_is_said(
         predicted(virtual, tmp_path / "missing.yaml", config)
     assert "--assume-length" in missing.value.hint
     config = {"model_name_or_path": made["model"], "attn_implementation": "nonsense"}
-    with pytest.raises(UsageError, match="unsupported"):
+    with pytest.raises(UsageError, match="does not run on"):
         predicted(virtual, tmp_path / "attention.yaml", config, assume_length=8)

@@ -108,7 +108,7 @@ def test_bfloat16_is_refused_where_the_card_has_none(
     # TRL's own default is bfloat16, too.
     for name, keys in (("asked", {"bf16": True}), ("default", {})):
         error = refused(virtual, tmp_path / f"{name}.yaml", "t4", model, **keys)
-        assert "unsupported" in error.message
+        assert "does not run on Tesla T4: Tesla T4" in error.message
         assert "Tesla T4 does not support bfloat16" in error.message
 
 

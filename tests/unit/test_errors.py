@@ -86,3 +86,14 @@ def test_at_most_three_near_names_are_listed() -> None:
 def test_an_unknown_name_says_where_it_was_read() -> None:
     error = UnknownNameError("knob", "x", ["y"], where="my.yaml, line 7")
     assert error.message == "my.yaml, line 7: unknown knob 'x'."
+
+
+def test_hundreds_of_known_names_are_not_listed() -> None:
+    known = [f"card-{number}" for number in range(200)]
+    far = UnknownNameError("card", "zzzz", known, listing="`autotune gpus` lists all cards.")
+    near = UnknownNameError("card", "card-1", known, listing="`autotune gpus` lists all cards.")
+    for error in (far, near):
+        assert len(str(error)) < 200
+        assert error.hint.endswith(" `autotune gpus` lists all cards.")
+    assert "of 200 known: card-" in far.hint
+    assert "Did you mean 'card-1'" in near.hint

@@ -231,8 +231,11 @@ def test_the_script_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "trial " in done.stdout
     assert (tmp_path / "made" / "best.yaml").read_text().startswith("# Written by autotune")
-    (run,) = (tmp_path / "runs").iterdir()
+    assert "trial 1: ok, " in done.stdout
+    # All of it is where it was asked for.
+    (run,) = (tmp_path / "made").glob("run-*")
     assert (run / "report.json").exists()
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_readmes_virtual_accelerator_counts_bytes() -> None:

@@ -180,7 +180,8 @@ def test_out_of_memory_implies_what_needs_more(tmp_path: Path) -> None:
 
 
 def test_implied_trials_do_not_use_up_the_budget(tmp_path: Path) -> None:
-    executor = FakeExecutor(fault=lambda spec: Outcome.DEVICE_OOM)
+    # Small batches fit: the leanest candidate, which comes second, must not imply all others.
+    executor = FakeExecutor(wall=MemoryWall(capacity_bytes=5 * GIB, weights_bytes=GIB))
     loop = make_loop(tmp_path, executor, plan=_monotone_plan(tmp_path), sampler="random")
     loop.run(4, None)
     assert any(trial.skipped_because for trial in loop.trials)

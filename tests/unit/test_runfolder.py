@@ -239,3 +239,18 @@ def test_a_recorded_search_is_kept_when_the_lock_is_given_up(tmp_path: Path) -> 
     folder.write_run({"model": "m"}, {})
     folder.release()
     assert folder.run_file.exists()
+
+
+def test_a_folder_that_lost_its_record_is_told_from_a_new_one(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    with pytest.raises(UsageError) as caught:
+        folder.check(resume=True)
+    assert "Leave --resume away" in caught.value.hint
+    folder.path.mkdir()
+    folder.journal_file.write_text("{}\n")
+    for look in (folder.check, folder.start):
+        with pytest.raises(UsageError) as caught:
+            look(resume=True)
+        assert "run.json" in caught.value.message
+        assert "Leave --resume away" not in caught.value.hint
+        assert "--run-dir" in caught.value.hint

@@ -41,7 +41,7 @@ def test_a_budget_below_the_weights_is_refused(run: Path) -> None:
 
 
 def test_where_nothing_fits_there_is_no_pick(run: Path) -> None:
-    executor = make_executor(wall=MemoryWall(capacity_bytes=1 * GIB))
+    executor = make_executor(wall=MemoryWall(capacity_bytes=GIB // 8))
     report = make_tuner(run, executor).search(Budget(6))
     assert report.finished
     assert report.pareto == ()

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent / "report"))
 from report_factory import make_measurement, make_result, make_trial
 
 from autotune import verify
+from autotune.errors import PrerequisiteError
 from autotune.probe.result import Interval, MemoryPeak
 from autotune.report.comparison import compare
 from autotune.report.trial import Trial
@@ -167,3 +168,56 @@ def test_a_predicted_run_tells_its_peaks(file: Path, monkeypatch: pytest.MonkeyP
     assert [item.name for item in check.comparisons] == ["allocated peak", "reserved peak"]
     (check,) = verify_files([file], trials={file: make_trial(1)}, timeout_s=30)
     assert check.peak_allocated_bytes is None
+
+
+def test_model_and_data_may_lie_elsewhere(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The stand-in fails with what its file holds, which becomes the detail.
+    script = "import sys; raise ValueError(' '.join(open(sys.argv[3]).read().split()))"
+    stand_in(monkeypatch, script)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    (tmp_path / "rows.jsonl").write_text("{}")
+    old = "datasets: [{data_files: /old/rows.jsonl, path: json, split: part}]\n"
+    file.write_text(f"model_name_or_path: /old/model\n{old}max_length: 8\n")
+    places = {"model": str(tmp_path / "model"), "dataset": str(tmp_path / "rows.jsonl")}
+    (check,) = verify_files([file], timeout_s=30, **places)
+    assert f"model_name_or_path: {tmp_path / 'model'}" in check.detail
+    assert "split: part" in check.detail
+    assert "/old/" not in check.detail
+    assert "max_length: 8" in check.detail
+    assert check.file == str(file)
+    assert "/old/model" in file.read_text()
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("model_name_or_path: /from/there/model\n", "--model"),
+        ("dataset_name: /from/there/rows\n", "--dataset"),
+        ("datasets: [{path: json, data_files: /from/there/rows.jsonl}]\n", "--dataset"),
+        ("datasets: [{path: json, data_files: [/from/there/*.jsonl]}]\n", "--dataset"),
+    ],
+)
+def test_what_is_not_on_this_machine_is_named_before_a_run(
+    text: str, option: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, "")
+    file.write_text(text)
+    with pytest.raises(PrerequisiteError, match="/from/there/") as caught:
+        list(verify_files([file], timeout_s=30))
+    assert option in caught.value.hint
+
+
+def test_names_of_the_hub_and_patterns_are_left_to_trl(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stand_in(monkeypatch, "")
+    (tmp_path / "a.jsonl").touch()
+    file.write_text(
+        "model_name_or_path: some/model\n"
+        f"datasets: [{{path: json, data_files: '{tmp_path}/*.jsonl'}}]\n"
+    )
+    (check,) = verify_files([file], timeout_s=30)
+    assert check.passed

@@ -27,5 +27,6 @@ def make_tuner(run_dir: Path, executor: FakeExecutor | None = None, **options: A
         "space": "quick",
         "executor": executor or make_executor(),
         "run_dir": run_dir,
+        "min_coverage": 0.0,
     }
     return Tuner(**{**values, **options})

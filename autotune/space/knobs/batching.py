@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
 from autotune.space.context import Context
 from autotune.space.domains import Choice, IntRange, PowerOfTwo, Quantiles, Value
-from autotune.space.knob import Candidate, Knob, add, at_least
+from autotune.space.knob import LEAST, Candidate, Knob, Refusal, add, at_least, loads_alike
 from autotune.space.lengths import round_up_useful
 from autotune.space.packing import too_few_rows
 
@@ -82,10 +83,14 @@ def _batching_trains_as(value: Value, candidate: Candidate, context: Context) ->
 
 
 def _default_lengths(context: Context, quantiles: Quantiles | None) -> tuple[Value, ...]:
-    """Return useful lengths at the quantiles of the rows' lengths, and TRL's default."""
+    """Return useful lengths: at quantiles of the rows', the shortest allowed, TRL's default."""
     data, positions = context.data, context.model.max_positions
     shares = (quantiles or Quantiles()).shares
     lengths = {round_up_useful(data.quantile(share)) for share in shares}
+    if context.min_coverage:
+        # Of long rows the quantiles may leave the longest alone.
+        kept = (n for n in data.max_lengths if data.coverage(n) >= context.min_coverage)
+        lengths |= set(itertools.islice(kept, 1))
     if positions is not None:
         lengths = {min(length, positions) for length in lengths}
     longest = data.longest
@@ -115,11 +120,17 @@ def _refuse_length(value: Value, candidate: Candidate, context: Context) -> str 
     except ValueError as error:
         return str(error)
     if coverage < context.min_coverage:
-        return (
+        return Refusal(
             f"cutting rows at {value} tokens keeps {math.floor(coverage * 10_000) / 100:.2f}% of"
-            f" the loss tokens, less than the {context.min_coverage * 100:g}% asked for"
+            f" the loss tokens, less than the {context.min_coverage * 100:g}% of --min-coverage",
+            hint="Lower --min-coverage, or allow longer rows (max_length) or batching=bfd_split.",
         )
     return None
+
+
+def _loads_rows(larger: Value, smaller: Value, candidate: Candidate, context: Context) -> bool:
+    # Rows are cut and packed before the first step, on the host.
+    return context.device.kind != "cpu"
 
 
 def _effective_length(value: Value, candidate: Candidate, context: Context) -> Value:
@@ -214,6 +225,7 @@ BATCHING = add(
         write=lambda value, candidate, context: dict(_LAYOUTS[str(value)]),
         refuse=_refuse_batching,
         trains_as=_batching_trains_as,
+        loads_at_least=_loads_rows,
     )
 )
 
@@ -238,6 +250,8 @@ MAX_LENGTH = add(
         effective=_effective_length,
         trains_as=_length_trains_as,
         memory_at_least=at_least,
+        loads_at_least=_loads_rows,
+        leanest=LEAST,
         pin_needs_active=True,
     )
 )
@@ -257,6 +271,7 @@ PAD_TO_MULTIPLE_OF = add(
         write=_write_padding,
         active_if=_padding_inactive,
         memory_at_least=_padding_at_least,
+        loads_at_least=loads_alike,
     )
 )
 
@@ -282,5 +297,7 @@ MICRO_BATCH = add(
         write=_write_micro_batch,
         refuse=_refuse_micro_batch,
         memory_at_least=_micro_batch_at_least,
+        loads_at_least=loads_alike,
+        leanest=LEAST,
     )
 )

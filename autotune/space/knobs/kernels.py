@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.space.context import Context
 from autotune.space.domains import Choice, Value
-from autotune.space.knob import Candidate, Knob, add
+from autotune.space.knob import Candidate, Knob, add, loads_alike
 from autotune.space.knobs.packages import missing
 
 # What transformers 5.24 accepts; a later range is read as unsupported by the probe.
@@ -69,6 +69,7 @@ ATTENTION = add(
         ),
         keys=("attn_implementation", "model_init_kwargs.attn_implementation"),
         refuse=_refuse_attention,
+        loads_at_least=loads_alike,
     )
 )
 

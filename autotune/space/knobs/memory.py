@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.space.context import Context
 from autotune.space.domains import Choice, Value
-from autotune.space.knob import Candidate, Knob, add
+from autotune.space.knob import Candidate, Knob, add, loads_alike
 from autotune.space.knobs.precision import adapts
 
 _EVERY_N = {"every_2_layers": 2, "every_4_layers": 4}
@@ -104,6 +104,8 @@ CHECKPOINTING = add(
         write=lambda value, candidate, context: checkpointing_keys(str(value)),
         refuse=_refuse_checkpointing,
         memory_at_least=_checkpointing_at_least,
+        loads_at_least=loads_alike,
+        leanest=("full", "full_reentrant", "every_2_layers", "selective"),
     )
 )
 
@@ -130,6 +132,7 @@ OFFLOADING = add(
         needs=("activation_offloading",),
         write=lambda value, candidate, context: {"activation_offloading": value == "on"},
         active_if=_offloading_inactive,
+        loads_at_least=loads_alike,
     )
 )
 
@@ -160,6 +163,7 @@ ALLOCATOR = add(
         keys=("env.PYTORCH_ALLOC_CONF", "env.PYTORCH_CUDA_ALLOC_CONF"),
         write=_write_allocator,
         active_if=_allocator_inactive,
+        leanest=("expandable_segments",),
         ignored_when_inactive=True,
     )
 )
@@ -184,6 +188,7 @@ EMPTY_CACHE = add(
             "torch_empty_cache_steps": None if value == "none" else value
         },
         active_if=_cache_inactive,
+        loads_at_least=loads_alike,
         ignored_when_inactive=True,
     )
 )

@@ -6,8 +6,9 @@ from typing import Any
 
 from autotune.space.context import Context
 from autotune.space.domains import Choice, IntRange, PowerOfTwo, Value
-from autotune.space.knob import Candidate, Knob, add, at_least
+from autotune.space.knob import LEAST, Candidate, Knob, Refusal, add, at_least, loads_alike
 from autotune.space.knobs.packages import missing
+from autotune.space.weights import excess
 
 _ADAPTATIONS: dict[str, dict[str, Any]] = {
     "full": {"use_peft": False, "load_in_8bit": False, "load_in_4bit": False},
@@ -29,6 +30,7 @@ _ADAPTATIONS: dict[str, dict[str, Any]] = {
     },
 }
 
+_LARGEST_RANK = 64
 _ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 # Attention of these models is fused or named otherwise: the list above would match nothing, which
 # raises, or only a part, which would not be what was asked for.
@@ -66,14 +68,44 @@ def _refuse_adaptation(value: Value, candidate: Candidate, context: Context) -> 
     if name == "full":
         if context.model.quantized:
             return "the checkpoint is quantised, and quantised weights need adapters"
-        return None
+        return _too_large(name, context)
     if reason := missing(context, "peft"):
         return reason
     if name == "lora":
-        return None
+        return _too_large(name, context)
     if context.model.quantized:
         return "the checkpoint is already quantised"
-    return missing(context, "bitsandbytes")
+    return missing(context, "bitsandbytes") or _too_large(name, context)
+
+
+def _too_large(adaptation: str, context: Context) -> Refusal | None:
+    """Return why no dtype makes the weights small enough for the budget; None if one may."""
+    return excess(context, adaptation, "bfloat16" if context.device.supports_bf16 else "float32")
+
+
+def _loads_adaptation(
+    larger: Value, smaller: Value, candidate: Candidate, context: Context
+) -> bool:
+    # Adapters come on top of the same weights. Training all of them needs their gradients in
+    # place of adapters, which are smaller.
+    unquantised = ("full", "lora")
+    return larger == smaller or (larger in unquantised and smaller in unquantised)
+
+
+def _loads_rank(larger: Value, smaller: Value, candidate: Candidate, context: Context) -> bool:
+    if larger is None:  # no adapters; gradients outweigh those of any rank that is searched
+        return isinstance(smaller, int) and smaller <= _LARGEST_RANK
+    return smaller is None or at_least(larger, smaller, candidate, context)
+
+
+def _loads_targets(larger: Value, smaller: Value, candidate: Candidate, context: Context) -> bool:
+    # all-linear takes in every layer that the others choose from.
+    return larger is None or smaller is None or larger == "all-linear"
+
+
+def _loads_dtype(larger: Value, smaller: Value, candidate: Candidate, context: Context) -> bool:
+    # Beside quantised weights the others are cast on the way, which may take both copies.
+    return larger == "float32" and candidate.get("adaptation", "full") in ("full", "lora")
 
 
 def adapts(candidate: Candidate) -> bool:
@@ -112,7 +144,7 @@ def _refuse_targets(value: Value, candidate: Candidate, context: Context) -> str
 def _refuse_dtype(value: Value, candidate: Candidate, context: Context) -> str | None:
     if value == "bfloat16" and not context.device.supports_bf16:
         return f"{context.device.label} does not support bfloat16"
-    return None
+    return excess(context, str(candidate.get("adaptation", "full")), str(value))
 
 
 def _refuse_optim(value: Value, candidate: Candidate, context: Context) -> str | None:
@@ -145,6 +177,8 @@ ADAPTATION = add(
         ),
         write=lambda value, candidate, context: dict(_ADAPTATIONS[str(value)]),
         refuse=_refuse_adaptation,
+        loads_at_least=_loads_adaptation,
+        leanest=("lora_4bit_nested", "lora_4bit", "lora_8bit", "lora"),
     )
 )
 
@@ -154,13 +188,15 @@ LORA_R = add(
         baseline=16,
         changes="method",
         help="Rank of the adapters. lora_alpha follows as twice the rank, TRL's own ratio.",
-        domain=PowerOfTwo(8, 64),
+        domain=PowerOfTwo(8, _LARGEST_RANK),
         accepts=IntRange(1, 4096),
         keys=("lora_r", "lora_alpha"),
         depends_on=("adaptation",),
         write=_write_rank,
         active_if=_needs_adapters,
         memory_at_least=at_least,
+        loads_at_least=_loads_rank,
+        leanest=LEAST,
     )
 )
 
@@ -179,6 +215,8 @@ LORA_TARGETS = add(
         write=_write_targets,
         active_if=_needs_adapters,
         refuse=_refuse_targets,
+        loads_at_least=_loads_targets,
+        leanest=("default", "attention"),
     )
 )
 
@@ -193,7 +231,12 @@ DTYPE = add(
         ),
         domain=Choice(("float32", "bfloat16")),
         keys=("dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype"),
+        depends_on=("adaptation",),
+        # Where a space is silent and TRL's float32 is too large, the search goes on with less.
+        always=True,
         refuse=_refuse_dtype,
+        loads_at_least=_loads_dtype,
+        leanest=("bfloat16",),
     )
 )
 
@@ -218,5 +261,8 @@ OPTIM = add(
         ),
         refuse=_refuse_optim,
         no_effect=_optim_no_effect,
+        # Optimizers make their states in the first step.
+        loads_at_least=loads_alike,
+        leanest=("adamw_8bit", "paged_adamw_8bit", "adafactor"),
     )
 )

@@ -19,16 +19,16 @@ def test_what_launches_processes_is_left_out() -> None:
             "accelerate_config": "single_gpu",
             "use_cpu": True,
             "auto_find_batch_size": True,
-            "env": {"A": 1, "CUDA_VISIBLE_DEVICES": 3},
+            "env": {"OMP_NUM_THREADS": 1, "CUDA_VISIBLE_DEVICES": 3},
         },
         "x.yaml",
     )
     assert config == {
         "model_name_or_path": "a/b",
         "auto_find_batch_size": False,
-        "env": {"A": "1"},
+        "env": {"OMP_NUM_THREADS": "1"},
     }
-    assert env == {"A": "1"}
+    assert env == {"OMP_NUM_THREADS": "1"}
     assert len(notes) == 3
 
 

@@ -106,7 +106,7 @@ def printed(text, *, color: bool) -> str:
 TABLE = """\
 Predicted peak in backward of
 model.layers.*.mlp.down_proj, op mm, after first_step:
-16.00 GiB in use.
+16.00 GiB allocated.
 kind                 GiB   share
 parameters          4.00   25.0%  ██████
 optimizer states    6.00   37.5%  ▒▒▒▒▒▒▒▒▒
@@ -121,9 +121,9 @@ Largest at the peak, predicted:
 """
 
 PICTURE = """\
-Predicted memory in use, in GiB; across:
-allocations and frees in order
-         predicted peak 16.00 GiB ▼
+Predicted memory allocated, in GiB;
+across: allocations and frees in order
+predicted peak 16.00 GiB allocated ▼
    16.00 ┤                        ▚▚▚
          │                        ▓▓▓
    12.00 ┤                     ▓▓▓▓▓▓
@@ -160,7 +160,7 @@ def test_the_table_lists_as_many_groups_as_asked():
 
 def test_the_table_of_a_run_without_memory():
     assert makeup.makeup_table(empty_summary()).plain.splitlines()[:2] == [
-        "Predicted peak: 0.000 GiB in use.",
+        "Predicted peak: 0.000 GiB allocated.",
         "kind      GiB   share",
     ]
 
@@ -281,7 +281,7 @@ def test_the_plot_is_what_the_suffix_says(tmp_path, suffix, start, budget_gib):
     if suffix == "SVG":
         # matplotlib notes each text in a comment beside its shapes.
         text = content.decode()
-        assert "predicted memory in use, GiB" in text
+        assert "predicted memory allocated, GiB" in text
         assert "Predicted peak in backward of model.layers.*.mlp.down_proj, op mm" in text
         assert "predicted peak, 16.00 GiB" in text
         assert "optimizer states" in text

@@ -5,7 +5,16 @@ from report_factory import make_failure, make_measurement, make_result, make_tri
 
 from autotune.objectives import Objective, peak_memory, samples_per_s, tokens_per_s
 from autotune.probe.result import Interval
-from autotune.report.pareto import balanced, dominates, pareto_set, significantly_better, tied
+from autotune.report.pareto import (
+    balanced,
+    dominates,
+    fastest,
+    is_unranked,
+    pareto_set,
+    significantly_better,
+    tied,
+)
+from autotune.units import GIB
 
 
 def numbers(trials):
@@ -74,10 +83,10 @@ def _bands(objective_values):
 def test_a_circle_of_dominance_still_leaves_something():
     # 1 beats 2 beats 3 on rate; 3 beats 4 beats 1 on memory; ties elsewhere.
     values = {
-        1.0: ((7, 8), (7, 8)),
-        2.0: ((4, 5), (2, 7)),
-        3.0: ((1, 2), (1, 2)),
-        4.0: ((2, 7), (4, 5)),
+        1.0: ((107, 108), (107, 108)),
+        2.0: ((104, 105), (102, 107)),
+        3.0: ((101, 102), (101, 102)),
+        4.0: ((102, 107), (104, 105)),
     }
     trials = [make_trial(n, measurement_values={"rows_per_epoch": float(n)}) for n in values_of(4)]
     objectives = _bands(values)
@@ -86,7 +95,7 @@ def test_a_circle_of_dominance_still_leaves_something():
     kept = pareto_set(trials, objectives)
     assert kept
     below = make_trial(5, measurement_values={"rows_per_epoch": 5.0})
-    values[5.0] = ((0.1, 0.2), (9, 10))
+    values[5.0] = ((100.1, 100.2), (109, 110))
     assert pareto_set([*trials, below], objectives) == kept
 
 
@@ -101,14 +110,69 @@ def test_custom_objectives_are_used():
     assert numbers(pareto_set([short, rows], [tokens_per_s()])) == [1]
 
 
-def test_balanced_is_the_knee():
+def test_spread_beyond_the_limit_does_not_tie():
+    """A probe that other work disturbed must not be as good as every other for that."""
+    baseline, fast = make_trial(0, 1000, 10), make_trial(1, 1500, 10.5)
+    disturbed = make_trial(2, 480, 9.95, spread=1.64)
+    assert not tied(disturbed, baseline)
+    assert not tied(disturbed, fast)
+    members = pareto_set([baseline, fast, disturbed])
+    assert numbers(members) == [0, 1]
+    assert is_unranked(disturbed)
+    assert not is_unranked(baseline)
+
+
+@pytest.mark.parametrize("spread", [0.21, 0.5, 1.64])
+def test_a_tie_spans_a_bounded_distance_however_wide_the_spreads(spread):
+    a = make_trial(1, 1000, 10, spread=spread)
+    assert tied(a, make_trial(2, 1150, 10, spread=spread))
+    assert not tied(a, make_trial(2, 1300, 10, spread=spread))
+
+
+def test_fastest_is_never_slower_than_a_feasible_baseline():
+    baseline = make_trial(0, 1000, 10, spread=0.1)
+    leaner = make_trial(1, 960, 8, spread=0.1)
+    members = pareto_set([baseline, leaner])
+    assert numbers(members) == [1]
+    assert fastest(members).number == 1
+    assert fastest(members, baseline).number == 0
+    assert fastest(members, make_trial(0, 900)).number == 1
+    assert fastest(members, make_trial(0, 2000, feasible=False)).number == 1
+    assert fastest(members, make_failure(0)).number == 1
+    assert fastest(members, make_trial(0, 2000, source="predicted")).number == 1
+
+
+@pytest.mark.parametrize(
+    ("members", "budget_gib", "best"),
+    [
+        # A card of 80 GiB: memory that is there anyway does not make up for half of the rate.
+        ([(1000, 8.8), (2400, 40), (2500, 68)], 75, 2),
+        ([(1000, 8.8), (2500, 60)], 75, 2),
+        # A card of 24 GiB: what is nearly as fast and leaves room goes before the edge.
+        ([(400, 8), (850, 14), (1000, 22)], 22.8, 2),
+        ([(400, 8), (1000, 14), (1050, 22)], 22.8, 2),
+        # The edge is taken where all else is far slower.
+        ([(300, 8), (400, 14), (1000, 22.5)], 22.8, 3),
+        # Little memory costs nothing worth naming.
+        ([(990, 4), (1000, 6)], 75, 2),
+        ([(500, 4), (900, 5), (1000, 16)], 16, 2),
+    ],
+)
+def test_balanced_weighs_rate_against_room_in_the_budget(members, budget_gib, best):
+    trials = [make_trial(n, *figures) for n, figures in enumerate(members, start=1)]
+    assert balanced(trials, round(budget_gib * GIB)).number == best
+
+
+def test_balanced_without_a_budget_measures_memory_by_the_largest():
     members = [make_trial(1, 500, 4), make_trial(2, 900, 5), make_trial(3, 1000, 16)]
     assert balanced(members).number == 2
-
-
-def test_balanced_of_two_takes_more_tokens_per_second_and_byte():
     assert balanced([make_trial(1, 1000, 4), make_trial(2, 1020, 16)]).number == 1
     assert balanced([make_trial(1, 100, 15), make_trial(2, 1000, 16)]).number == 2
+
+
+def test_of_equally_balanced_members_the_leaner_then_the_earlier_is_taken():
+    assert balanced([make_trial(2, 1000, 4), make_trial(1, 1000, 4)]).number == 1
+    assert balanced([make_trial(1, 1000, 0.05), make_trial(2, 1000, 0.04)], 75 * GIB).number == 2
 
 
 def test_balanced_of_one_and_of_none():

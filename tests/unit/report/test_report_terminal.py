@@ -40,7 +40,7 @@ def test_every_figure_of_a_member_is_shown():
     (line,) = [line for line in text.splitlines() if line.split()[:2] == ["3", "measured"]]
     for figure in ("15.00", "2,000", "2.0%", "20.0%", "87.6%", "2.00x", "1.50x", "tokens"):
         assert figure in line
-    assert "[fastest] max_length=512" in text
+    assert "[fastest, balanced] max_length=512" in text
     assert "(on the edge of memory)" in text
     assert "ok 6 (1 over a limit), device_oom 2 (1 not run), crashed 1" in text
     assert "The baseline, trial 0, is measured at 1,000 tokens/s (IQR 2.0%)" in text
@@ -65,7 +65,10 @@ def test_lines_keep_to_the_width(width):
         ),
         (
             [make_failure(0), make_trial(1)],
-            ["The baseline does not fit (device_oom in first_step", "Pareto set: 1 of 2"],
+            [
+                "The baseline does not fit (device_oom: tried to allocate 2.00 GiB in",
+                "Pareto set: 1 of 2",
+            ],
         ),
         ([make_failure(0, Outcome.UNSUPPORTED)], ["The baseline did not run"]),
         ([make_trial(1)], ["The baseline has not been run", "Pareto set: 1 of 1"]),
@@ -146,8 +149,7 @@ def test_reasons_are_listed_when_asked_for():
         ),
         (
             make_failure(2),
-            "trial 2  knob=2  device_oom in first_step: CUDA out of memory."
-            " Tried to allocate 2.00 GiB",
+            "trial 2  knob=2  device_oom: tried to allocate 2.00 GiB in first_step",
         ),
         (
             make_failure(2, results=(), skipped_because="implied by trial 1"),
@@ -161,8 +163,8 @@ def test_reasons_are_listed_when_asked_for():
         ),
         (
             make_repeated(make_failure(2), Outcome.LOST, Outcome.LOST, Outcome.CRASHED),
-            "trial 2  knob=2  device_oom in first_step: CUDA out of memory. Tried to allocate"
-            " 2.00 GiB  after 2 probes that were lost and a probe that crashed",
+            "trial 2  knob=2  device_oom: tried to allocate 2.00 GiB in first_step"
+            "  after 2 probes that were lost and a probe that crashed",
         ),
         (
             make_repeated(make_failure(2, Outcome.CRASHED), Outcome.CRASHED),

@@ -127,7 +127,7 @@ def test_at_most_one_default_length_beyond_the_longest_row_and_trl_s() -> None:
 def test_coverage_bounds_only_layouts_that_cut() -> None:
     context = make_context(min_coverage=0.9)
     reason = str(refusal("max_length", 512, context, batching="padded"))
-    assert "less than the 90% asked for" in reason
+    assert "less than the 90% of --min-coverage" in reason
     assert refusal("max_length", 512, context, batching="bfd")
     assert refusal("max_length", 512, context, batching="bfd_split") is None
     assert refusal("max_length", 512, context, batching="wrapped") is None

@@ -47,6 +47,7 @@ def test_a_pin_may_go_beyond_the_space() -> None:
         "adaptation": "lora_4bit",
         "lora_r": 16,
         "lora_target_modules": "all-linear",
+        "dtype": "float32",
         "checkpointing": "full",
         "per_device_train_batch_size": 8,
         "optim": "adafactor",

@@ -207,15 +207,17 @@ def test_representatives_are_of_the_batches_and_never_twice_the_same(
 
 def test_a_plan_may_choose_its_typical_batches() -> None:
     lengths = [10] * 50 + [1000] * 50
-    schedule = make_plan(
-        lengths,
-        batch_size=1,
-        accumulation=2,
-        num_typical_steps=1,
-        num_first_worst=0,
-        representative=True,
-    )
-    assert sorted(lengths[row] for row in schedule.rows[:2]) == [10, 1000]
+    options = {"batch_size": 1, "num_first_worst": 1, "representative": True}
+    apart = make_plan(lengths, accumulation=1, num_typical_steps=2, **options)
+    assert sorted(lengths[row] for row in apart.rows[1:3]) == [10, 1000]
+    assert apart.rows[0] == apart.rows[3]
+    assert lengths[apart.rows[0]] == 1000
+    within = make_plan(lengths, accumulation=2, num_typical_steps=0, **options)
+    # The largest comes first and last, two that stand for all between.
+    assert within.rows[0] == within.rows[3]
+    assert sorted(lengths[row] for row in within.rows[1:3]) == [10, 1000]
+    more = make_plan(lengths, accumulation=3, num_typical_steps=1, **options)
+    assert len(set(more.rows[1:-1])) == len(more.rows) - 2 == 7
     drawn = {
         tuple(
             sorted(

@@ -99,6 +99,27 @@ def test_a_step_is_split_into_micro_batches_and_the_rest(
     assert only.tokens_per_s(4) == pytest.approx(140 / 24.25)
 
 
+def test_a_prediction_takes_its_rate_from_beside_the_largest_micro_batches(
+    device: FakeDevice, tmp_path: Path, clock: list[float]
+) -> None:
+    def recorded() -> StepRecorder:
+        recorder = StepRecorder(device, tmp_path, num_before=1, num_after=1, accumulation_steps=8)
+        for tokens in (1000, 10, 20, 1000):
+            count(recorder, tokens)
+        step(recorder, clock, [90.0, 1.0], 0.5)
+        step(recorder, clock, [2.0, 90.0], 0.25)
+        return recorder
+
+    with pytest.raises(ValueError, match="before a measured one"):
+        recorded().measurement()
+    device.source = "predicted"
+    (only,) = recorded().measurement().steps
+    assert only.micro_times_s == (1.0, 2.0)
+    assert only.optimizer_time_s == 0.25
+    assert only.num_tokens == 30
+    assert only.time_s(8) == pytest.approx(12.25)
+
+
 def test_counts_that_arrive_ahead_belong_to_their_own_step(
     recorder: StepRecorder, clock: list[float]
 ) -> None:

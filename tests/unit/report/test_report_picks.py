@@ -1,0 +1,165 @@
+"""Picks, and what is said where they are not the trials with the extreme figures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from report_factory import (
+    make_failure,
+    make_measurement,
+    make_report,
+    make_result,
+    make_trial,
+)
+
+from autotune.report import Report, warnings
+from autotune.report.picks import pick_notes
+from autotune.report.terminal import render_text
+
+
+def test_a_disturbed_trial_is_no_pick():
+    """Its rate of 0.48x, 164 % wide, tied with all; as the leanest of the tied it won thrice."""
+    measurement = make_measurement((100.0, 300.0, 480.0, 1087.0, 1300.0), 9.98)
+    disturbed = make_trial(2, results=(make_result(measurement),))
+    rate = disturbed.tokens_per_s
+    assert (round(rate.median), round(rate.spread_ratio, 2)) == (480, 1.64)
+    trials = [make_trial(0, 1000, 10), make_trial(1, 1050, 10.02), disturbed]
+    report = make_report(trials)
+    assert 2 not in report.pareto_numbers
+    assert report.picks()["fastest"] == 1
+    assert 2 not in report.picks().values()
+
+
+def test_where_the_baseline_is_the_fastest_it_is_the_pick_and_the_report_says_so():
+    trials = [make_trial(0, 1000, 10, spread=0.1), make_trial(1, 960, 8, spread=0.1)]
+    report = make_report(trials)
+    assert report.pareto_numbers == (1,)
+    assert report.picks() == {"fastest": 0, "leanest": 1, "balanced": 1}
+    assert report.pick("fastest").number == 0
+    assert report.pick("fastest").facts["picked_as"] == ["fastest"]
+    (note,) = pick_notes(report)
+    assert "[fastest] is the baseline, trial 0" in note
+    assert note in " ".join(render_text(report, width=200).split())
+
+
+def test_a_leaner_trial_within_the_noise_is_explained():
+    # 1 is leaner than 2 by less than one per cent and trains the same as the baseline, so that
+    # the second table shows it.
+    trials = [
+        make_trial(0, 1000, 12),
+        make_trial(1, 600, 8.70),
+        make_trial(2, 900, 8.77, changes=("method",)),
+    ]
+    report = make_report(trials)
+    assert report.picks()["leanest"] == 2
+    (note,) = pick_notes(report)
+    assert note == (
+        "[leanest] is trial 2 at 8.77 GiB: trial 1, at 8.70 GiB, needs less within the noise only,"
+        " and is slower."
+    )
+    assert "trial 1, at 8.70 GiB" in " ".join(render_text(report, width=200).split())
+
+
+def test_a_faster_trial_within_the_noise_is_explained():
+    report = make_report([make_trial(0, 500, 4), make_trial(1, 1000, 10), make_trial(2, 1015, 12)])
+    assert report.picks()["fastest"] == 1
+    (note,) = pick_notes(report)
+    assert "trial 2, at 1,015, is faster within the noise only" in note
+
+
+def test_picks_with_the_extreme_figures_need_no_words():
+    assert pick_notes(make_report([make_trial(0, 500, 4), make_trial(1, 1000, 10)])) == []
+    assert pick_notes(make_report([make_failure(0)])) == []
+
+
+def test_a_rate_too_wide_to_rank_is_named():
+    trials = [make_trial(0, 1000, 10), make_trial(1, 480, 5, spread=1.64)]
+    report = make_report(trials)
+    assert "(rate too noisy to rank)" in render_text(report)
+    (text,) = [line for line in warnings.collect(trials) if "interquartile" in line]
+    assert "trial 1 it is too wide to rank: no more than 10% to each side" in text
+    (text,) = [
+        line for line in warnings.collect([make_trial(0, spread=0.15)]) if "interquartile" in line
+    ]
+    assert "rank" not in text
+
+
+# --- nothing fits -------------------------------------------------------------------------------
+
+PINS = ("dtype=bfloat16", "adaptation=lora_4bit")
+
+
+def failed(number, phase, **candidate):
+    trial = make_failure(number, candidate=candidate or {"dtype": "float32"})
+    return replace(trial, results=(replace(trial.results[0], phase=phase),))
+
+
+def test_if_nothing_could_be_loaded_the_weights_are_to_blame():
+    trials = [
+        failed(0, "load"),
+        make_failure(1, results=(), skipped_because="loads at least the weights of trial 0"),
+    ]
+    error = make_report(trials, lean_pins=PINS).nothing_fits()
+    assert error.message == (
+        "none of 2 trials ran within 16.00 GiB: 2 device_oom. All of them ran out while the model"
+        " was loaded: the weights alone do not fit."
+    )
+    assert error.hint == (
+        "Try --pin dtype=bfloat16 --pin adaptation=lora_4bit, raise the memory budget, or widen"
+        " the search space."
+    )
+
+
+def test_pins_that_were_tried_or_are_not_legal_are_not_named():
+    trials = [failed(0, "load", dtype="bfloat16", adaptation="full")]
+    assert "dtype" not in make_report(trials, lean_pins=PINS).nothing_fits().hint
+    trials = [failed(0, "load", dtype="bfloat16", adaptation="lora_4bit")]
+    for pins in (PINS, ()):
+        error = make_report(trials, lean_pins=pins, min_coverage=0.9).nothing_fits()
+        assert error.hint == "Raise the memory budget, or take a smaller model."
+
+
+def test_without_a_trial_that_ran_the_one_that_came_furthest_is_named():
+    trials = [failed(0, "load"), failed(1, "later_steps"), failed(2, "first_step")]
+    error = make_report(trials, lean_pins=PINS, min_coverage=0.95).nothing_fits()
+    assert (
+        "Trial 1 came closest: device_oom in later_steps (CUDA out of memory. Tried to allocate"
+        " 2.00 GiB)." in error.message
+    )
+    assert "lower --min-coverage" in error.hint
+
+
+def test_of_trials_that_came_as_far_the_one_that_lacked_least_is_named():
+    words = (
+        "CUDA out of memory. Tried to allocate {} GiB. GPU 0 has 23 GiB of which {} MiB is free."
+    )
+    trials = [make_failure(0), *(failed(n, "first_step") for n in (1, 2, 3))]
+    for number, tried, free in (
+        (1, "3.00", "512.00"),
+        (2, "1.50", "256.00"),
+        (3, "0.50", "900.00"),
+    ):
+        detail = words.format(tried, free)
+        results = (replace(trials[number].results[0], detail=detail),)
+        trials[number] = replace(trials[number], results=results)
+    assert (
+        "Trial 2 came closest: device_oom in first_step, where 1.25 GiB more were needed."
+        in make_report(trials).nothing_fits().message
+    )
+
+
+def test_a_trial_that_ran_but_is_over_comes_closest():
+    over = make_trial(2, peak_gib=17, feasible=False, violations={"memory_budget": 0.0625})
+    error = make_report([failed(0, "load"), over], lean_pins=PINS).nothing_fits()
+    assert (
+        "trial 2 came closest with a peak of 17.00 GiB of a budget of 16.00 GiB" in error.message
+    )
+    assert "memory_budget by 6.2%" in error.message
+    assert "--pin adaptation=lora_4bit" in error.hint
+
+
+def test_a_report_of_an_earlier_version_names_no_pins():
+    data = make_report([make_trial(0)]).to_dict()
+    del data["lean_pins"]
+    assert Report.from_dict(json.loads(json.dumps(data))).lean_pins == ()

@@ -1,0 +1,62 @@
+"""Budgets that cannot be what was meant."""
+
+import dataclasses
+
+import pytest
+
+from autotune import membudget
+from autotune.errors import UsageError
+from autotune.plan import Request
+from autotune.probe import sources
+from autotune.space.space import SearchSpace
+from autotune.units import GIB
+from autotune.virtual import cards
+
+RTX_4090 = cards.device_info(cards.find("rtx-4090"), "virtual:rtx-4090")
+REAL = dataclasses.replace(RTX_4090, name="cuda:0", label="NVIDIA GeForce RTX 4090")
+
+
+@pytest.mark.parametrize("device", [RTX_4090, REAL])
+def test_a_budget_above_the_devices_memory_is_refused(device):
+    with pytest.raises(UsageError, match=r"40\.00 GiB is more than NVIDIA .* has: 23\.5"):
+        membudget.decide(40 * GIB, device, None)
+
+
+@pytest.mark.parametrize("device", [RTX_4090, REAL])
+def test_all_of_the_devices_memory_may_be_asked_for(device):
+    assert membudget.decide(device.total_bytes, device, None)[0] == device.total_bytes
+
+
+def test_nothing_is_refused_where_the_devices_memory_is_not_known():
+    device = dataclasses.replace(REAL, total_bytes=0, free_bytes=0)
+    assert membudget.decide(40 * GIB, device, None)[0] == 40 * GIB
+
+
+@pytest.mark.parametrize(("num_bytes", "hint"), [(22, "mean 22GiB"), (0, "bytes"), (-5, "bytes")])
+def test_a_number_without_its_unit_is_asked_about(num_bytes, hint):
+    with pytest.raises(UsageError, match=hint):
+        membudget.check_asked(num_bytes)
+    with pytest.raises(UsageError, match=hint):
+        Request(
+            model="m", dataset="d", space=SearchSpace.load("sft"), memory_budget_bytes=num_bytes
+        )
+
+
+def test_a_card_without_its_unit_is_asked_about():
+    with pytest.raises(UsageError, match="Did you mean 24GiB"):
+        cards.find("24")
+
+
+def test_a_budget_of_ones_own_on_a_virtual_card_says_that_no_margin_is_kept():
+    assert "margin of 5%" in membudget.own_budget_notice(20 * GIB, RTX_4090)
+    assert membudget.own_budget_notice(None, RTX_4090) == ""
+    assert membudget.own_budget_notice(20 * GIB, REAL) == ""
+
+
+def test_a_folder_without_weights_is_told_from_one_with_some(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "training_args.bin").touch()
+    assert not sources.may_hold_weights(str(tmp_path))
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    assert sources.may_hold_weights(str(tmp_path))
+    assert sources.may_hold_weights("Qwen/Qwen3-0.6B")
