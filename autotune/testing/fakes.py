@@ -183,7 +183,7 @@ class FakeExecutor:
             self.wall.step(
                 config, spec.accumulation_steps, draw.uniform(1, 1 + self.wall.noise_ratio)
             )
-            for _ in range(spec.measured_steps)
+            for _ in range(max(spec.measured_steps, 1))  # a prediction may have none of its own
         )
         load_peak, step_peak = (
             MemoryPeak(allocated_bytes=n, reserved_bytes=n, used_bytes=n, resident_bytes=n)

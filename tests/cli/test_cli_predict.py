@@ -14,6 +14,7 @@ from cli_kit import GIB, Done, clean_process, replace_executors
 
 from autotune import doctor, estimate, tuner, verify
 from autotune.errors import PrerequisiteError
+from autotune.plan import predicted_steps
 from autotune.probe.result import Outcome
 from autotune.probe.spec import ProbeSpec
 from autotune.report.model import Report
@@ -154,7 +155,8 @@ def test_one_configuration_is_predicted(machine: dict[str, Any], cli: Callable[.
     (spec,) = executor.submitted
     # As a search probes it: TRL fills in the rest.
     assert spec.config == yaml.safe_load(CONFIG)
-    assert (spec.device, spec.warmup_steps, spec.measured_steps) == (CARD, 0, 2)
+    assert (spec.device, spec.warmup_steps, spec.representative) == (CARD, 0, True)
+    assert spec.measured_steps == predicted_steps(spec.accumulation_steps)
     assert spec.data_folder == "/no/such/folder"
     assert executor.is_shut_down
 
