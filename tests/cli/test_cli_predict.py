@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import yaml
-from cli_kit import GIB, Done, clean_process, replace_executors
+from cli_kit import CARD, CONFIG, GIB, Done, clean_process, on_a_virtual_card
 
-from autotune import doctor, estimate, tuner, verify
+from autotune import doctor, verify
 from autotune.errors import PrerequisiteError
 from autotune.plan import predicted_steps
 from autotune.probe.result import Outcome
@@ -23,9 +23,6 @@ from autotune.testing.fakes import MemoryWall
 from autotune.testing.searches import make_answers
 from autotune.verify import Check
 from autotune.virtual import cards
-
-CARD = "virtual:rtx-4090"
-CONFIG = "model_name_or_path: some/model\ndataset_name: some/rows\n"
 
 
 @pytest.fixture(autouse=True)
@@ -39,13 +36,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Replace the processes that probes run in; the options may be changed by a test."""
-    card = cards.device_info(cards.find("rtx-4090"), CARD)
-    return replace_executors(
-        monkeypatch,
-        *(tuner, doctor, estimate, verify),
-        wall=MemoryWall(capacity_bytes=23 * GIB),
-        answers=make_answers(make_context(device=card)),
-    )
+    return on_a_virtual_card(monkeypatch)
 
 
 @pytest.fixture

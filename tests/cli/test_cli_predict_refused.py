@@ -8,16 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_kit import GIB, Done, clean_process, replace_executors
-
-from autotune import doctor, estimate, tuner, verify
-from autotune.testing.contexts import make_context
-from autotune.testing.fakes import MemoryWall
-from autotune.testing.searches import make_answers
-from autotune.virtual import cards
-
-CARD = "virtual:rtx-4090"
-CONFIG = "model_name_or_path: some/model\ndataset_name: some/rows\n"
+from cli_kit import CARD, CONFIG, Done, clean_process, on_a_virtual_card
 
 
 @pytest.fixture(autouse=True)
@@ -28,13 +19,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    card = cards.device_info(cards.find("rtx-4090"), CARD)
-    return replace_executors(
-        monkeypatch,
-        *(tuner, doctor, estimate, verify),
-        wall=MemoryWall(capacity_bytes=23 * GIB),
-        answers=make_answers(make_context(device=card)),
-    )
+    return on_a_virtual_card(monkeypatch)
 
 
 @pytest.mark.parametrize(
