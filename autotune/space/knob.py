@@ -13,7 +13,7 @@ from autotune.space.context import Context
 from autotune.space.domains import Domain, Quantiles, Value
 
 Candidate: TypeAlias = Mapping[str, Value]
-AtLeast: TypeAlias = Callable[[Value, Value, Candidate, Context], bool]
+Comparison: TypeAlias = Callable[[Value, Value, Candidate, Context], bool]
 Change: TypeAlias = Literal["nothing", "tokens", "method"]
 
 _CHANGES = ("nothing", "tokens", "method")
@@ -92,8 +92,8 @@ class Knob:
     no_effect: Callable[[Value, Candidate, Context], str | None] | None = None
     effective: Callable[[Value, Candidate, Context], Value] | None = None
     trains_as: Callable[[Value, Candidate, Context], Value] | None = None
-    memory_at_least: AtLeast | None = None
-    loads_at_least: AtLeast | None = None
+    memory_at_least: Comparison | None = None
+    loads_at_least: Comparison | None = None
     leanest: tuple[Value, ...] | Literal["least"] = ()
     ignored_when_inactive: bool = False
     pin_needs_active: bool = False

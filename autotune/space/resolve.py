@@ -12,7 +12,7 @@ from autotune.errors import SpaceError
 from autotune.space.context import Context
 from autotune.space.domains import Value
 from autotune.space.fixed import merge
-from autotune.space.knob import AtLeast, Candidate, Knob, nearest
+from autotune.space.knob import Comparison, Candidate, Knob, nearest
 from autotune.space.knobs.batching import share_of_tokens
 from autotune.space.knobs.precision import context_keys
 from autotune.space.plan import Plan
@@ -179,7 +179,7 @@ class ResolvedSpace:
         return self._at_least(candidate, other, lambda knob: knob.loads_at_least)
 
     def _at_least(
-        self, candidate: Candidate, other: Candidate, rule_of: Callable[[Knob], AtLeast | None]
+        self, candidate: Candidate, other: Candidate, rule_of: Callable[[Knob], Comparison | None]
     ) -> bool:
         """Whether every knob has the same effect in both, or a rule says that it needs no less."""
         context = self.context
