@@ -12,7 +12,7 @@ from autotune.errors import SpaceError
 from autotune.space.context import Context
 from autotune.space.domains import Value
 from autotune.space.fixed import merge
-from autotune.space.knob import Comparison, Candidate, Knob, nearest
+from autotune.space.knob import Candidate, Comparison, Knob, nearest
 from autotune.space.knobs.batching import share_of_tokens
 from autotune.space.knobs.precision import context_keys
 from autotune.space.plan import Plan
