@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 MALLOC_ENV = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 19),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 28),
     "MALLOC_TOP_PAD_": str(1 << 26),
     "MALLOC_ARENA_MAX": "1",
@@ -19,9 +19,10 @@ MALLOC_ENV = {
 By default glibc raises its mmap threshold to 32 MiB as blocks are freed, and gives threads heaps
 of their own (mallopt(3)); tensors then share heaps whose holes stay resident, so that one
 candidate's peak resident size differs by several percent from probe to probe. Fixed, it hardly
-does, and it is lower. benchmarks/malloc.py measures both, and the price in rate; the README has
-the figures. Exported configurations carry the same variables, so that the real run has the memory
-that was measured.
+does, and it is lower; page faults are the price. With 1 MiB the demo's peak still lay up to 4 %
+apart, with 128 KiB more than half of the rate was lost. benchmarks/malloc.py measures them side by
+side; the README has the figures. Exported configurations carry the same variables,
+so that the real run has the memory that was measured.
 """
 
 ONEDNN_ENV = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
