@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,6 +26,18 @@ class OomSignature:
 
     type_name: str
     message: str = ""
+
+
+class MicroBatches(Protocol):
+    """Knows which micro-batches a trainer need not run again."""
+
+    def expect(self, batch: Mapping[str, Any]) -> None:
+        """Take note of a collated micro-batch, in the order in which they will be run."""
+        ...
+
+    def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a ``training_step`` of a Trainer that runs ``step`` only if it must."""
+        ...
 
 
 class DeviceBackend(Protocol):
@@ -95,6 +107,10 @@ class DeviceBackend(Protocol):
         """Return the block within which a trainer is built and run."""
         ...
 
+    def repeats(self) -> MicroBatches | None:
+        """Return what spares a trainer micro-batches that repeat; None where all must be run."""
+        ...
+
     def run_facts(self, *, num_points: int) -> Mapping[str, Any]:
         """Return further facts of the finished run, by their names in a measurement.
 
@@ -116,6 +132,10 @@ class Measured:
     def placed(self) -> AbstractContextManager[None]:
         """Return a block that changes nothing."""
         return nullcontext()
+
+    def repeats(self) -> MicroBatches | None:
+        """Return None: what is measured must be run."""
+        return None
 
     def run_facts(self, *, num_points: int) -> Mapping[str, Any]:
         """Return nothing."""

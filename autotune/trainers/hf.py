@@ -27,7 +27,7 @@ from trl import (
     get_quantization_config,
 )
 
-from autotune.devices.base import DeviceBackend
+from autotune.devices.base import DeviceBackend, MicroBatches
 from autotune.errors import UnknownNameError
 from autotune.probe.spec import ProbeSpec
 from autotune.space.knobs.batching import TRL_BATCH_SIZE
@@ -104,9 +104,15 @@ class CountingCollator:
     Shapes: ``input_ids`` and ``labels`` are (B, L): B rows (1 if flattened), L padded tokens.
     """
 
-    def __init__(self, inner: Callable[[Sequence[Any]], Any], recorder: Recorder) -> None:
+    def __init__(
+        self,
+        inner: Callable[[Sequence[Any]], Any],
+        recorder: Recorder,
+        repeats: MicroBatches | None = None,
+    ) -> None:
         self._inner = inner
         self._recorder = recorder
+        self._repeats = repeats
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Any:
         """Collate ``rows`` into a batch and count it."""
@@ -119,6 +125,8 @@ class CountingCollator:
             num_loss_tokens=int((labels[..., 1:] != -100).sum()),
             num_rows=len(rows),
         )
+        if self._repeats is not None:
+            self._repeats.expect(batch)
         return batch
 
 
@@ -176,17 +184,27 @@ class RecorderCallback(TrainerCallback):  # type: ignore[misc]
 class Session:
     """A built trainer and the rows laid out for it."""
 
-    def __init__(self, trainer: Any, spec: ProbeSpec, num_steps: int, facts: dict[str, Any]):
+    def __init__(
+        self,
+        trainer: Any,
+        spec: ProbeSpec,
+        num_steps: int,
+        facts: dict[str, Any],
+        repeats: MicroBatches | None,
+    ) -> None:
         self._trainer = trainer
         self._spec = spec
         self._num_steps = num_steps
         self._facts = facts
+        self._repeats = repeats
 
     def run(self, recorder: Recorder) -> None:
         """Train, with the recorder listening."""
         trainer = self._trainer
         recorder.describe_run(**self._facts)
-        trainer.data_collator = CountingCollator(trainer.data_collator, recorder)
+        trainer.data_collator = CountingCollator(trainer.data_collator, recorder, self._repeats)
+        if self._repeats is not None:
+            trainer.training_step = self._repeats.around(trainer.training_step)
         trainer.add_callback(
             RecorderCallback(recorder, num_steps=self._num_steps, phases=self._spec.phases)
         )
@@ -197,9 +215,15 @@ class HfAdapter(ABC):
     """Base of the adapters of TRL's own trainers.
 
     A subclass names its TRL classes and how its rows are measured.
+
+    Attributes:
+        name: As users write it.
+        batches_decide: Whether micro-batches of the same shapes always run the same operators, so
+            that a prediction need not run them again.
     """
 
     name: ClassVar[str]
+    batches_decide: ClassVar[bool] = False
 
     @abstractmethod
     def config_class(self) -> type:
@@ -257,9 +281,17 @@ class HfAdapter(ABC):
             quantization_config=quantization,
             peft_config=get_peft_config(model_args),
         )
-        return self._session(trainer, spec, len(rows), rows_per_row)
+        repeats = device.repeats() if self.batches_decide else None
+        return self._session(trainer, spec, len(rows), rows_per_row, repeats)
 
-    def _session(self, trainer: Any, spec: ProbeSpec, num_raw: int, scale: float) -> Session:
+    def _session(
+        self,
+        trainer: Any,
+        spec: ProbeSpec,
+        num_raw: int,
+        scale: float,
+        repeats: MicroBatches | None,
+    ) -> Session:
         processed = trainer.train_dataset
         schedule = plan(
             self.row_lengths(processed),
@@ -283,7 +315,7 @@ class HfAdapter(ABC):
         if "eval" in spec.phases:
             worst = schedule.rows[: trainer.args.per_device_eval_batch_size * 2]
             trainer.eval_dataset = processed.select(worst)
-        return Session(trainer, spec, schedule.num_steps, facts)
+        return Session(trainer, spec, schedule.num_steps, facts, repeats)
 
 
 def prepared_rows(spec: ProbeSpec) -> Dataset:

@@ -18,6 +18,7 @@ class SftAdapter(HfAdapter):
     """Builds ``SFTTrainer`` on rows that were tokenised once, by TRL itself."""
 
     name: ClassVar[str] = "sft"
+    batches_decide: ClassVar[bool] = True
 
     def config_class(self) -> type:
         """Return ``SFTConfig``."""

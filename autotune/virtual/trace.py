@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -112,6 +112,7 @@ class Trace:
     in_optimizer: bool = False
     modules: list[str] = field(default_factory=list)
     _alive: dict[int, _Alive] = field(default_factory=dict)
+    _copies: dict[int, int] = field(default_factory=dict)
     _host: dict[int, Any] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.RLock)
     closed: bool = False
@@ -213,10 +214,36 @@ class Trace:
             self.events.append((FREE, number))
             self.allocated_bytes -= -(-entry.nbytes // BLOCK_BYTES) * BLOCK_BYTES
 
+    def repeat(self, number: int) -> int:
+        """Count a further storage like that one, until :meth:`release`; return its number."""
+        with self._lock:
+            again = len(self.storages)
+            entry = replace(self.storages[number], index=again, freed_phase="")
+            self.storages.append(entry)
+            self._copies[again] = number
+            self.events.append((ALLOC, again))
+            self.allocated_bytes += rounded(entry.nbytes)
+            self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+        return again
+
+    def release(self, number: int) -> None:
+        """Count a storage of :meth:`repeat` as freed, in the phase that the other one was."""
+        with self._lock:
+            entry = self.storages[number]
+            entry.freed_phase = self.storages[self._copies.pop(number)].freed_phase
+            self.events.append((FREE, number))
+            self.allocated_bytes -= rounded(entry.nbytes)
+
     def end(self, tensor: torch.Tensor) -> None:
         """Count the storage behind ``tensor`` as freed, though the tensor lives on in another."""
         alive = self._alive.get(tensor.untyped_storage()._cdata)
         if alive is not None:
+            self._freed(alive)
+
+    def end_numbers(self, numbers: Iterable[int]) -> None:
+        """Count storages as freed that live on, by their numbers."""
+        wanted = set(numbers)
+        for alive in [item for item in self._alive.values() if item.number in wanted]:
             self._freed(alive)
 
     def number_of(self, tensor: torch.Tensor) -> int | None:

@@ -21,6 +21,7 @@ from autotune.probe.spec import ProbeSpec
 from autotune.trainers.sft import SftAdapter
 from autotune.virtual import device, realtrace, state, values
 from autotune.virtual.placement import placed
+from autotune.virtual.repeats import Repeats
 from autotune.virtual.session import Session
 from autotune.virtual.trace import Trace, rounded
 
@@ -93,13 +94,17 @@ class Recorder:
 class Place:
     """The part of a device that an adapter asks for."""
 
-    def __init__(self, *, on_cpu: bool) -> None:
+    def __init__(self, *, on_cpu: bool, repeats: Repeats | None = None) -> None:
         self._on_cpu = on_cpu
+        self._repeats = repeats
         self.kind = "cpu" if on_cpu else "virtual"
         self.source = "measured" if on_cpu else "predicted"
 
     def trainer_keys(self) -> dict[str, object]:
         return {"use_cpu": True} if self._on_cpu else {}
+
+    def repeats(self) -> Repeats | None:
+        return self._repeats
 
 
 def write_model(folder: Path, kind: str = "llama", **changes: Any) -> str:
@@ -189,14 +194,19 @@ def run_real(spec: ProbeSpec) -> tuple[Steps, Trace]:
 
 def run_virtual(spec: ProbeSpec, **changes: Any) -> tuple[Steps, Trace]:
     """Train on the pretend accelerator, without what only a card's kernels and libraries take."""
+    card = Session(scratch=False, workspace_bytes=0, host_kernels=True, **changes)
+    return run_on(card, spec), card.trace
+
+
+def run_on(card: Session, spec: ProbeSpec, repeats: Repeats | None = None) -> Steps:
+    """Train on ``card``; ``repeats`` spares micro-batches."""
     gc.collect()
     device.install()
-    card = Session(scratch=False, workspace_bytes=0, host_kernels=True, **changes)
     state.activate(card)
     try:
         with placed(card), _small_tiles():
             recorder = Recorder(card.trace)
-            session = SftAdapter().build(spec, Place(on_cpu=False))
+            session = SftAdapter().build(spec, Place(on_cpu=False, repeats=repeats))
             gc.collect()
             session.run(recorder)
             steps = recorder.close()
@@ -205,7 +215,7 @@ def run_virtual(spec: ProbeSpec, **changes: Any) -> tuple[Steps, Trace]:
         card.trace.close()
         state.activate(None)
         values.clear()
-    return steps, card.trace
+    return steps
 
 
 def figures(steps: Steps) -> dict[str, int]:

@@ -1,0 +1,185 @@
+"""Micro-batches copied in the trace, against the same ones run: every event is the same."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import agreement_kit as kit
+import pytest
+import transformers
+
+from autotune.space.context import Context
+from autotune.space.space import SearchSpace
+from autotune.testing.contexts import make_context, make_gpu, make_model
+from autotune.trainers.hf import accumulation
+from autotune.virtual import cards
+from autotune.virtual.api import session_for
+from autotune.virtual.repeats import Repeats
+from autotune.virtual.replay import Replay
+from autotune.virtual.trace import ALLOC, FREE, Trace
+
+EQUAL = (96,) * 64
+VARIED = tuple(range(33, 97))
+LORA = {"use_peft": True, "lora_r": 4}
+NF4 = {**LORA, "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+NUM_RANDOM = 30
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quiet() -> Iterator[None]:
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    yield
+    transformers.logging.set_verbosity(verbosity)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("repeats")
+
+
+@pytest.fixture(scope="module")
+def tiny(folder: Path) -> str:
+    return kit.write_model(folder / "llama")
+
+
+@pytest.fixture(scope="module")
+def equal(folder: Path) -> str:
+    return kit.write_rows(folder / "equal", EQUAL)
+
+
+@pytest.fixture(scope="module")
+def varied(folder: Path) -> str:
+    return kit.write_rows(folder / "varied", VARIED)
+
+
+@pytest.fixture(scope="module")
+def context() -> Context:
+    """Return what a search for a card would know of the tiny model and the rows."""
+    facts = make_model(
+        num_parameters=340_000,
+        num_layers=kit.LAYERS,
+        max_positions=2048,
+        vocab_size=kit.VOCABULARY,
+    )
+    return make_context(device=make_gpu(), model=facts, lengths=EQUAL, global_batch=8)
+
+
+def both_ways(
+    tmp_path: Path, tiny: str, rows: str, config: Mapping[str, Any], **changes: Any
+) -> tuple[int, int]:
+    """Run it all, and spare what repeats; check that everything is the same.
+
+    Returns:
+        Micro-batches that were spared, and all.
+    """
+    changes = {"overlay": {}, "representative": True, "first_worst_steps": 1, **changes}
+    settings = str(config.get("env", {}).get("PYTORCH_ALLOC_CONF", ""))
+    runs = []
+    for name in ("all", "spared"):
+        spec = kit.make_spec(tmp_path / name, tiny, rows, config, **changes)
+        card = session_for(cards.find("a100-sxm-80gb"))
+        repeats = Repeats(card.trace)
+        steps = kit.run_on(card, spec, repeats if name == "spared" else None)
+        allocator = Replay(card.trace, settings=settings, limit_bytes=None)
+        allocator.advance()
+        runs.append((steps, card.trace, allocator.peak_reserved_bytes))
+    (ran, ran_trace, ran_reserved), (copied, copied_trace, copied_reserved) = runs
+    assert kit.figures(copied) == kit.figures(ran)
+    assert copied.host_peak_bytes == ran.host_peak_bytes
+    assert work(copied_trace) == pytest.approx(work(ran_trace), rel=1e-9)
+    assert copied_reserved == ran_reserved
+    assert events(copied_trace) == events(ran_trace)
+    return repeats.num_spared, accumulation(spec) * len(ran.after_bytes)
+
+
+def events(trace: Trace) -> list[tuple[int, str, int, str, str]]:
+    """Return every event of the run, with what tells its storage apart."""
+    found = [
+        (action, entry.op, entry.nbytes, entry.phase, trace.kind_of(entry))
+        for action, number in trace.events
+        if action in (ALLOC, FREE)
+        for entry in [trace.storages[number]]
+    ]
+    # What goes with the trainer goes when Python's collector finds it.
+    while found[-1][0] == FREE:
+        found.pop()
+    return found
+
+
+def work(trace: Trace) -> dict[str, float]:
+    """Return the operators and predicted seconds of each phase."""
+    return {
+        f"{phase} {name}": value
+        for phase, cost in trace.costs.items()
+        for name, value in (("operators", cost.num_ops), ("seconds", cost.seconds))
+    }
+
+
+@pytest.mark.trl
+@pytest.mark.parametrize(
+    ("batch_size", "num_spared"), [(8, 1), (4, 2), (2, 2)], ids=lambda item: str(item)
+)
+@pytest.mark.parametrize(
+    "config",
+    [
+        {},
+        {"bf16": True},
+        LORA,
+        {**NF4, "bf16": True},
+        {"gradient_checkpointing": False, "attn_implementation": "eager"},
+    ],
+    ids=str,
+)
+def test_equal_micro_batches_are_spared(
+    config: dict[str, Any], batch_size: int, num_spared: int, tmp_path: Path, tiny: str, equal: str
+) -> None:
+    accumulation = 8 // batch_size
+    found, _ = both_ways(
+        tmp_path,
+        tiny,
+        equal,
+        {
+            **config,
+            "per_device_train_batch_size": batch_size,
+            "gradient_accumulation_steps": accumulation,
+        },
+        measured_steps=1 if accumulation == 1 else 0,
+        rows_per_step=2,
+    )
+    assert found == num_spared
+
+
+@pytest.mark.trl
+@pytest.mark.parametrize("seed", range(NUM_RANDOM))
+def test_random_candidates(
+    seed: int, context: Context, tmp_path: Path, tiny: str, equal: str
+) -> None:
+    resolved = SearchSpace.load("sft").resolve(context, {"max_length": 96})
+    source = random.Random(seed)
+    candidate = resolved.draw(lambda name, legal, ordered: source.choice(legal))
+    config = resolved.config(candidate)
+    several = config.get("gradient_accumulation_steps", 1) > 1
+    both_ways(tmp_path, tiny, equal, config, measured_steps=0 if several else 1, rows_per_step=2)
+
+
+@pytest.mark.trl
+@pytest.mark.parametrize("config", [{}, LORA, {"activation_offloading": True}], ids=str)
+def test_rows_of_varying_length(
+    config: dict[str, Any], tmp_path: Path, tiny: str, varied: str
+) -> None:
+    """The largest micro-batch comes first and last; the one between shows what repeats."""
+    found, _ = both_ways(
+        tmp_path, tiny, varied, {**config, "per_device_train_batch_size": 8}, measured_steps=1
+    )
+    assert found == 1
+
+
+@pytest.mark.trl
+def test_micro_batches_unlike_any_other_are_run(tmp_path: Path, tiny: str, varied: str) -> None:
+    accumulated = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    found, _ = both_ways(tmp_path, tiny, varied, accumulated, measured_steps=0, rows_per_step=2)
+    assert found == 0
