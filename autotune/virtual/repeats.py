@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,9 +41,8 @@ class Repeats:
         self._trace = trace
         self._expected: deque[object] = deque()
         self._recorded: dict[object, _Recording] = {}
-        self._seen: list[_Recording] = []
-        self._last: _Recording | None = None
-        self._late: dict[int, int] = {}
+        self._alike: dict[tuple[str, ...], list[_Recording]] = {}
+        self._before: _Left | None = None
 
     def expect(self, batch: Mapping[str, Any]) -> None:
         """Take note of a micro-batch; trainers collate ahead, but run them in this order."""
@@ -60,48 +59,67 @@ class Repeats:
             batch = self._expected.popleft() if self._expected else None
             parameters = [p for p in model.parameters() if p.requires_grad]
             has_gradients = {p.grad is not None for p in parameters}
+            key: object = (batch, *has_gradients)
             if batch is None or len(has_gradients) != 1 or any(map(_is_watched, parameters)):
-                self._end_late()
-                self._last = None
-                return step(model, *args, **kwargs)
-            key = (batch, *has_gradients)
+                key = None
             known = self._recorded.get(key)
-            if known is not None and known.is_steady:
+            if known is not None and len(self._alike[known.operators]) > 1:
                 return self._copy(known, parameters)
-            self._end_late()
+            if self._before is not None:
+                self._before.end_copies(self._trace)
             start = _Start(self._trace, parameters)
             result = step(model, *args, **kwargs)
-            self._keep(key, start.recording(self._trace, parameters, result))
+            recording = start.recording(self._trace, parameters, result, self._before)
+            self._before = None
+            if key is not None and recording is not None:
+                self._recorded[key] = recording
+                self._alike.setdefault(recording.operators, []).append(recording)
+                self._before = _Left(recording.operators, dict(recording.late))
             return result
 
         return training_step
 
-    def _keep(self, key: object, recording: _Recording | None) -> None:
-        self._last = recording
-        if recording is None:
-            return
-        for other in self._seen:
-            if other.operators == recording.operators:
-                other.is_steady = recording.is_steady = True
-        self._seen.append(recording)
-        self._recorded[key] = recording
-
     def _copy(self, known: _Recording, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-        if self._last is not None:
-            # What the last real one left to the next one to be freed. There is none: it lives on.
-            self._trace.end_numbers(self._last.left_to_next(self._trace, self._seen))
-            self._last = None
         self.num_spared += 1
-        before, self._late = self._late, {}
-        result, self._late = known.repeat(self._trace, parameters, before)
-        for number in before.values():
-            self._trace.release(number)
+        before = self._before
+        if before is not None and before.operators != known.operators:
+            before.end_copies(self._trace)
+            before = None
+        # One that came after another of its kind shows where it frees what that one left.
+        frees = max((item.frees for item in self._alike[known.operators]), key=len)
+        result, late = known.repeat(self._trace, parameters, before, frees)
+        self._before = _Left(known.operators, late, is_copied=True)
         return result
 
-    def _end_late(self) -> None:
-        for number in self._late.values():
-            self._trace.release(number)
-        self._late = {}
+
+@dataclass(slots=True)
+class _Left:
+    """What a micro-batch leaves to be freed by later ones.
+
+    Attributes:
+        operators: Of that micro-batch.
+        late: Storage numbers, by position among its allocations.
+        is_copied: Whether these are copies, which nothing else will free.
+    """
+
+    operators: tuple[str, ...]
+    late: dict[int, int]
+    is_copied: bool = False
+
+    def free(self, trace: Trace, position: int) -> None:
+        """Count the one at ``position`` as freed; a real one lives on, uncounted."""
+        number = self.late.pop(position, None)
+        if number is None:
+            return
+        if self.is_copied:
+            trace.release(number)
+        else:
+            trace.end_numbers([number])
+
+    def end_copies(self, trace: Trace) -> None:
+        """Count all copies as freed: what comes is no copy, and will not."""
+        for position in list(self.late) if self.is_copied else ():
+            self.free(trace, position)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -116,7 +134,8 @@ class _Recording:
         gradients: Storage number of each parameter's gradient; empty where they were there.
         operators: That allocated something, in order.
         late: Numbers of the storages it left to be freed later, by position among its own.
-        is_steady: Whether another one ran the same operators.
+        frees: What it frees of those that one of its kind before it left: positions among that
+            one's allocations, by the number of its own that come first.
     """
 
     events: range
@@ -127,47 +146,52 @@ class _Recording:
     result: int
     operators: tuple[str, ...]
     late: dict[int, int]
-    is_steady: bool = False
-
-    def left_to_next(self, trace: Trace, others: Iterable[_Recording]) -> list[int]:
-        """Return the numbers of what it left, where others' was freed by the one after them."""
-        freed = {
-            position
-            for other in others
-            if other is not self and other.operators == self.operators
-            for position, number in other.late.items()
-            if trace.storages[number].freed_phase
-        }
-        return [number for position, number in self.late.items() if position in freed]
+    frees: dict[int, list[int]]
 
     def repeat(
-        self, trace: Trace, parameters: Sequence[torch.Tensor], late: dict[int, int]
+        self,
+        trace: Trace,
+        parameters: Sequence[torch.Tensor],
+        before: _Left | None,
+        frees: Mapping[int, Sequence[int]],
     ) -> tuple[torch.Tensor, dict[int, int]]:
         """Write it into the trace again.
 
         Args:
             trace: Where it was recorded.
             parameters: Those that are trained; get gradients.
-            late: What the micro-batch before this one left to be freed, by the number of what it
-                is a copy of; loses what this one frees.
+            before: What the micro-batch before it, of the same kind, left to it.
+            frees: Where it frees that, as :attr:`frees`.
 
         Returns:
-            The loss, and what is left to be freed after it.
+            The loss, and what is left to be freed after it, as :attr:`late`.
         """
+        freed_later = {position for positions in frees.values() for position in positions}
         copies: dict[int, int] = {}
         made: dict[int, torch.Tensor] = {}
+        places: dict[int, int] = {}
         for index in self.events:
             action, number = trace.events[index]
             if action == FREE:
-                copy = copies.pop(number, None) or late.pop(number, None)
+                copy = copies.pop(number, None)
                 if copy is not None:
                     trace.release(copy)
-            elif number in self.made:
-                entry = trace.storages[number]
+                continue
+            entry = trace.storages[number]
+            if entry.kind == "workspaces":
+                continue  # taken once
+            if before is not None:
+                for position in frees.get(len(places), ()):
+                    before.free(trace, position)
+            places[number] = len(places)
+            if number in self.made:
                 made[number] = kernels.like(self.made[number], entry.op, entry.phase)
-            elif trace.storages[number].freed_phase:
+            elif places[number] not in self.late or places[number] in freed_later:
                 copies[number] = trace.repeat(number)
-            # else it is kept for good, like cuBLAS' workspace, and there already
+            # else it is kept for good, and there already
+        if before is not None:
+            for position in frees.get(len(places), ()):
+                before.free(trace, position)
         for phase, cost in self.costs.items():
             _add(trace.costs.setdefault(phase, Cost()), cost, 1)
         trace.host_peak_bytes = max(
@@ -175,7 +199,7 @@ class _Recording:
         )
         for parameter, number in zip(parameters, self.gradients, strict=bool(self.gradients)):
             parameter.grad = made[number]
-        return made[self.result], copies
+        return made[self.result], {places[number]: copy for number, copy in copies.items()}
 
 
 class _Start:
@@ -189,55 +213,67 @@ class _Start:
         trace.host_peak_bytes = trace.host_bytes
 
     def recording(
-        self, trace: Trace, parameters: Sequence[torch.Tensor], result: Any
+        self,
+        trace: Trace,
+        parameters: Sequence[torch.Tensor],
+        result: Any,
+        before: _Left | None,
     ) -> _Recording | None:
         """Return what has been done since; None if it is nothing that could be copied."""
         host_growth = trace.host_peak_bytes - self._host_bytes
         trace.host_peak_bytes = max(trace.host_peak_bytes, self._host_peak_bytes)
         events = range(self._first_event, len(trace.events))
         actions = [trace.events[index] for index in events]
-        allocated = {number for action, number in actions if action == ALLOC}
-        left = allocated - {number for action, number in actions if action == FREE}
+        order = [number for action, number in actions if action == ALLOC]
+        left = set(order) - {number for action, number in actions if action == FREE}
         loss = trace.number_of(result) if isinstance(result, torch.Tensor) else None
         gradients = _gradients(trace, parameters)
         made = [] if gradients == self._gradients else gradients
-        if loss is None:
+        if (
+            loss is None
+            or not left.issuperset([loss, *made])
+            or len({loss, *made}) != len(made) + 1
+            or any(action not in (ALLOC, FREE) for action, _ in actions)
+            or trace.host_bytes != self._host_bytes
+        ):
             return None
-        is_understood = (
-            all(action in (ALLOC, FREE) for action, _ in actions)
-            and loss in left
-            and len({*made, loss}) == len(made) + 1
-            and left.issuperset(made)
-            and trace.host_bytes == self._host_bytes
-        )
-        if not is_understood:
-            return None
-        order = [number for action, number in actions if action == ALLOC]
-        entries = [trace.storages[number] for number in order]
-        late = left - {*made, loss}
+        numbers = [number for number in made if number is not None]
         tensors = [result, *(p.grad for p in parameters if made)]
+        forms = zip([loss, *numbers], map(kernels.form, tensors), strict=True)
         costs = {phase: replace(cost) for phase, cost in trace.costs.items()}
         for phase, cost in self._costs.items():
             _add(costs[phase], cost, -1)
+        # The first one brings the libraries' workspaces, which stay.
+        own = [number for number in order if trace.storages[number].kind != "workspaces"]
+        operators = tuple(trace.storages[number].op for number in own)
+        late = left - {loss, *numbers}
         return _Recording(
             events=events,
             costs=costs,
             host_growth_bytes=host_growth,
-            made={
-                number: kernels.form(tensor)
-                for number, tensor in zip((loss, *made), tensors, strict=True)
-                if number is not None
-            },
-            gradients=[number for number in made if number is not None],
+            made=dict(forms),
+            gradients=numbers,
             result=loss,
-            # The first one brings the libraries' workspaces, which stay.
-            operators=tuple(entry.op for entry in entries if entry.kind != "workspaces"),
-            late={
-                place: entry.index
-                for place, entry in enumerate(e for e in entries if e.kind != "workspaces")
-                if entry.index in late
-            },
+            operators=operators,
+            late={place: number for place, number in enumerate(own) if number in late},
+            frees=_frees(actions, set(own), before)
+            if before is not None and before.operators == operators
+            else {},
         )
+
+
+def _frees(
+    actions: Sequence[tuple[int, int]], own: Collection[int], before: _Left
+) -> dict[int, list[int]]:
+    """Return what is freed of those that ``before`` left, as :attr:`_Recording.frees`."""
+    positions = {number: position for position, number in before.late.items()}
+    found: dict[int, list[int]] = {}
+    count = 0
+    for action, number in actions:
+        if action == FREE and number in positions:
+            found.setdefault(count, []).append(positions[number])
+        count += number in own and action == ALLOC
+    return found
 
 
 def _gradients(trace: Trace, parameters: Sequence[torch.Tensor]) -> list[int | None]:
