@@ -79,6 +79,14 @@ class Cost:
     num_ops: int = 0
     seconds: float = 0.0
 
+    def add(self, part: Cost, sign: int = 1) -> None:
+        """Add the work of ``part``, or take it away (-1)."""
+        self.flops += sign * part.flops
+        self.moved_bytes += sign * part.moved_bytes
+        self.link_bytes += sign * part.link_bytes
+        self.num_ops += sign * part.num_ops
+        self.seconds += sign * part.seconds
+
 
 @dataclass(slots=True, repr=False)
 class Trace:
@@ -98,6 +106,9 @@ class Trace:
         host_peak_bytes: The most of that at once.
         costs: Predicted work by phase (of :data:`PHASES`): see :class:`Cost`.
         closed: Whether the run is over, so that nothing is counted any more.
+        sums: Storages of gradients whose sums are of interest, by number; each with the number of
+            what was added to it last.
+        sums_cost: Work of adding to them.
     """
 
     storages: list[Storage] = field(default_factory=list)
@@ -112,7 +123,9 @@ class Trace:
     in_optimizer: bool = False
     modules: list[str] = field(default_factory=list)
     _alive: dict[int, _Alive] = field(default_factory=dict)
-    _copies: dict[int, int] = field(default_factory=dict)
+    sums: dict[int, int | None] = field(default_factory=dict)
+    sums_cost: Cost = field(default_factory=Cost)
+    _copies: dict[int, tuple[int, str]] = field(default_factory=dict)
     _host: dict[int, Any] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.RLock)
     closed: bool = False
@@ -214,23 +227,31 @@ class Trace:
             self.events.append((FREE, number))
             self.allocated_bytes -= -(-entry.nbytes // BLOCK_BYTES) * BLOCK_BYTES
 
-    def repeat(self, number: int) -> int:
-        """Count a further storage like that one, until :meth:`release`; return its number."""
+    def repeat(self, number: int, *, freed_phase: str = "") -> int:
+        """Count a further storage like that one, until :meth:`release`; return its number.
+
+        Args:
+            number: Of the storage to count again.
+            freed_phase: The phase it will be freed in; by default that of the other one.
+        """
         with self._lock:
             again = len(self.storages)
             entry = replace(self.storages[number], index=again, freed_phase="")
+            if entry.kind == "gradients":
+                entry.kind = ""  # which is said of those that stay
             self.storages.append(entry)
-            self._copies[again] = number
+            self._copies[again] = (number, freed_phase)
             self.events.append((ALLOC, again))
             self.allocated_bytes += rounded(entry.nbytes)
             self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
         return again
 
     def release(self, number: int) -> None:
-        """Count a storage of :meth:`repeat` as freed, in the phase that the other one was."""
+        """Count a storage of :meth:`repeat` as freed."""
         with self._lock:
             entry = self.storages[number]
-            entry.freed_phase = self.storages[self._copies.pop(number)].freed_phase
+            source, freed_phase = self._copies.pop(number)
+            entry.freed_phase = freed_phase or self.storages[source].freed_phase
             self.events.append((FREE, number))
             self.allocated_bytes -= rounded(entry.nbytes)
 

@@ -151,7 +151,7 @@ def work(trace: Trace) -> dict[str, float]:
 
 @pytest.mark.trl
 @pytest.mark.parametrize(
-    ("batch_size", "num_spared"), [(8, 1), (4, 2), (2, 2)], ids=lambda item: str(item)
+    ("batch_size", "num_spared"), [(8, 2), (4, 2), (2, 2)], ids=lambda item: str(item)
 )
 @pytest.mark.parametrize(
     "config",
@@ -209,7 +209,17 @@ def test_rows_of_varying_length(
 
 
 @pytest.mark.trl
-def test_micro_batches_unlike_any_other_are_run(tmp_path: Path, tiny: str, varied: str) -> None:
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"bf16": True}, LORA, {**NF4, "bf16": True}, {**LORA, "activation_offloading": True}],
+    ids=str,
+)
+def test_gradients_are_made_where_they_were_added_and_added_where_they_were_made(
+    config: dict[str, Any], tmp_path: Path, tiny: str, varied: str
+) -> None:
+    """The largest micro-batch begins the first step and ends the last one."""
     accumulated = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
-    found, _ = both_ways(tmp_path, tiny, varied, accumulated, measured_steps=0, rows_per_step=2)
-    assert found == 0
+    found, every = both_ways(
+        tmp_path, tiny, varied, {**config, **accumulated}, measured_steps=0, rows_per_step=2
+    )
+    assert (found, every) == (2, 4)
