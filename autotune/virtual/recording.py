@@ -139,6 +139,7 @@ class Start:
             or trace.host_bytes != self._host_bytes
         ):
             return None
+        left = stays - {loss, *made}
         own = [number for number in allocated if trace.storages[number].kind != "workspaces"]
         sums = list(trace.sums.values()) if self._accumulates else made
         gradients = [] if None in sums or len(set(sums)) != len(sums) else sums
@@ -160,7 +161,7 @@ class Start:
             costs=costs,
             sums=replace(trace.sums_cost),
             host_growth_bytes=trace.host_peak_bytes - self._host_bytes,
-            late=[number for number in own if number in stays - {loss, *made}],
+            late=[number for number in own if number in left],
             frees=_frees(actions, own, before),
         )
         if self._accumulates:

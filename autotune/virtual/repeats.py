@@ -44,6 +44,8 @@ class Repeats:
         self._known: dict[tuple[object, bool], Recording] = {}
         self._all: list[Recording] = []
         self._left = Left()
+        self._model: torch.nn.Module | None = None
+        self._parameters: list[torch.nn.Parameter] = []
 
     def expect(self, batch: Mapping[str, Any]) -> None:
         """Take note of a micro-batch; trainers collate ahead, but run them in this order."""
@@ -58,7 +60,9 @@ class Repeats:
 
         def training_step(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             batch = self._expected.popleft() if self._expected else None
-            parameters = [p for p in model.parameters() if p.requires_grad]
+            if model is not self._model:
+                self._model, self._parameters = model, list(model.parameters())
+            parameters = [p for p in self._parameters if p.requires_grad]
             states = {p.grad is not None for p in parameters}
             if batch is None or len(states) != 1 or any(map(_is_watched, parameters)):
                 self._left.end(self._trace, copies_only=True)

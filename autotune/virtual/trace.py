@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -125,7 +125,7 @@ class Trace:
     _alive: dict[int, _Alive] = field(default_factory=dict)
     sums: dict[int, int | None] = field(default_factory=dict)
     sums_cost: Cost = field(default_factory=Cost)
-    _copies: dict[int, tuple[int, str]] = field(default_factory=dict)
+    _copies: dict[int, str] = field(default_factory=dict)
     _host: dict[int, Any] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.RLock)
     closed: bool = False
@@ -235,23 +235,24 @@ class Trace:
             freed_phase: The phase it will be freed in; by default that of the other one.
         """
         with self._lock:
-            again = len(self.storages)
-            entry = replace(self.storages[number], index=again, freed_phase="")
-            if entry.kind == "gradients":
-                entry.kind = ""  # which is said of those that stay
-            self.storages.append(entry)
-            self._copies[again] = (number, freed_phase)
+            again, entry = len(self.storages), self.storages[number]
+            # Those that stay are said to be gradients.
+            kind = "" if entry.kind == "gradients" else entry.kind
+            self.storages.append(
+                Storage(again, entry.nbytes, entry.op, entry.phase, entry.module, kind)
+            )
+            self._copies[again] = freed_phase or entry.freed_phase
             self.events.append((ALLOC, again))
             self.allocated_bytes += rounded(entry.nbytes)
-            self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+            if self.allocated_bytes > self.peak_bytes:
+                self.peak_bytes = self.allocated_bytes
         return again
 
     def release(self, number: int) -> None:
         """Count a storage of :meth:`repeat` as freed."""
         with self._lock:
             entry = self.storages[number]
-            source, freed_phase = self._copies.pop(number)
-            entry.freed_phase = freed_phase or self.storages[source].freed_phase
+            entry.freed_phase = self._copies.pop(number) or entry.phase
             self.events.append((FREE, number))
             self.allocated_bytes -= rounded(entry.nbytes)
 
