@@ -222,4 +222,18 @@ def test_gradients_are_made_where_they_were_added_and_added_where_they_were_made
     found, every = both_ways(
         tmp_path, tiny, varied, {**config, **accumulated}, measured_steps=0, rows_per_step=2
     )
+    assert (found, every) == (1, 4)
+
+
+@pytest.mark.trl
+@pytest.mark.parametrize("config", [{}, LORA, {**LORA, "activation_offloading": True}], ids=str)
+def test_one_typical_micro_batch_is_run_once(
+    config: dict[str, Any], tmp_path: Path, tiny: str, folder: Path
+) -> None:
+    """It adds its gradients in the first step, and makes them in the last one."""
+    alike = kit.write_rows(folder / f"alike{len(config)}", (96, 96) + 40 * (64, 72))
+    accumulated = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
+    found, every = both_ways(
+        tmp_path, tiny, alike, {**config, **accumulated}, measured_steps=0, rows_per_step=2
+    )
     assert (found, every) == (2, 4)
