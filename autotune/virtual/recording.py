@@ -142,7 +142,7 @@ class Start:
         left = stays - {loss, *made}
         own = [number for number in allocated if trace.storages[number].kind != "workspaces"]
         sums = list(trace.sums.values()) if self._accumulates else made
-        gradients = [] if None in sums or len(set(sums)) != len(sums) else sums
+        gradients = [] if None in sums or len(set(sums)) != len(parameters) else sums
         costs = {phase: replace(cost) for phase, cost in trace.costs.items()}
         for phase, cost in self._costs.items():
             costs[phase].add(cost, -1)

@@ -143,6 +143,9 @@ class Repeats:
         """Return where ``known`` frees what the one before left; None if that can't be told."""
         if all(number is None for number in self._left.numbers):
             return []
+        storages = self._trace.storages
+        if len({tuple(storages[number].op for number in item.late) for item in self._all}) > 1:
+            return None  # positions among them say nothing
         for item in self._all:
             if item.frees and item.labels == known.labels:
                 return list(item.frees)
