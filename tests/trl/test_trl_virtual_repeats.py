@@ -11,6 +11,7 @@ from typing import Any
 import agreement_kit as kit
 import pytest
 import transformers
+from transformers import GPT2Config, MixtralConfig
 
 from autotune.space.context import Context
 from autotune.space.space import SearchSpace
@@ -237,3 +238,49 @@ def test_one_typical_micro_batch_is_run_once(
         tmp_path, tiny, alike, {**config, **accumulated}, measured_steps=0, rows_per_step=2
     )
     assert (found, every) == (2, 4)
+
+
+@pytest.mark.trl
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"fp16": True, "dtype": "float32"},
+        {"loss_type": "nll", "neftune_noise_alpha": 5.0},
+        {**LORA, "use_dora": True, "lora_modules_to_save": ["lm_head"]},
+        {"gradient_checkpointing_kwargs": {"use_reentrant": True}, "max_grad_norm": 0.0},
+    ],
+    ids=str,
+)
+def test_settings_beyond_the_space(
+    config: dict[str, Any], tmp_path: Path, tiny: str, varied: str
+) -> None:
+    accumulated = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    found, _ = both_ways(
+        tmp_path, tiny, varied, {**config, **accumulated}, measured_steps=0, rows_per_step=2
+    )
+    assert found == 2
+
+
+@pytest.mark.trl
+@pytest.mark.parametrize("kind", ["tied", "mixture", "gpt2"])
+def test_other_architectures(kind: str, tmp_path: Path, varied: str) -> None:
+    model = kit.write_model(tmp_path / kind, tie_word_embeddings=kind == "tied")
+    shape = {"vocab_size": kit.VOCABULARY, "pad_token_id": 0, "eos_token_id": 1}
+    if kind == "mixture":
+        MixtralConfig(
+            **shape,
+            hidden_size=64,
+            intermediate_size=160,
+            num_hidden_layers=3,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_local_experts=4,
+            architectures=["MixtralForCausalLM"],
+        ).save_pretrained(model)
+    elif kind == "gpt2":
+        GPT2Config(
+            **shape, n_embd=64, n_layer=3, n_head=4, architectures=["GPT2LMHeadModel"]
+        ).save_pretrained(model)
+    accumulated = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
+    found, _ = both_ways(tmp_path, model, varied, accumulated, measured_steps=0, rows_per_step=2)
+    assert found == 2
