@@ -23,10 +23,6 @@ ROWS_KEPT = 2000
 """Rows of a large data set that a probe at least processes: two of TRL's packing pools."""
 
 
-TYPICAL_WITHIN = 0.05
-"""How far a micro-batch's size may be from the mean of all to stand for them alone. A prediction
-then runs fewer: those that repeat it are known."""
-
 _MOST_BATCHES = 1000
 
 
@@ -102,10 +98,7 @@ def plan(
     filling = batch_size * (accumulation - 1)
     if representative:
         count = (accumulation - 1) * num_worst + accumulation * num_typical_steps
-        batches = _batches(order, batch_size)
-        chosen = representatives(batches, lengths, count=1)
-        if not _is_typical(chosen[0], batches, lengths):
-            chosen = representatives(batches, lengths, count=count)
+        chosen = representatives(_batches(order, batch_size), lengths, count=count)
         order = list(itertools.chain.from_iterable(chosen))
     fillings = _cycle(order, filling * num_worst)
     worst_steps = [
@@ -166,18 +159,6 @@ def representatives(
 def _sizes(batch: Sequence[int], lengths: Sequence[int]) -> tuple[int, int]:
     """Return a micro-batch's padded positions and tokens."""
     return len(batch) * max(lengths[row] for row in batch), sum(lengths[row] for row in batch)
-
-
-def _is_typical(
-    batch: Sequence[int], batches: Sequence[Sequence[int]], lengths: Sequence[int]
-) -> bool:
-    """Whether ``batch`` alone stands for all: it is as large as they are on average."""
-    means = [
-        sum(axis) / len(batches)
-        for axis in zip(*(_sizes(b, lengths) for b in batches), strict=True)
-    ]
-    pairs = zip(_sizes(batch, lengths), means, strict=True)
-    return all(abs(size - mean) <= TYPICAL_WITHIN * mean for size, mean in pairs)
 
 
 def _batches(order: Sequence[int], size: int) -> list[Sequence[int]]:

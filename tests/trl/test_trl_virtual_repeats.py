@@ -232,7 +232,7 @@ def test_one_typical_micro_batch_is_run_once(
     config: dict[str, Any], tmp_path: Path, tiny: str, folder: Path
 ) -> None:
     """It adds its gradients in the first step, and makes them in the last one."""
-    alike = kit.write_rows(folder / f"alike{len(config)}", (96, 96) + 40 * (64, 72))
+    alike = kit.write_rows(folder / f"alike{len(config)}", (96, 96) + 80 * (64,))
     accumulated = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 4}
     found, every = both_ways(
         tmp_path, tiny, alike, {**config, **accumulated}, measured_steps=0, rows_per_step=2
@@ -258,7 +258,7 @@ def test_settings_beyond_the_space(
     found, _ = both_ways(
         tmp_path, tiny, varied, {**config, **accumulated}, measured_steps=0, rows_per_step=2
     )
-    assert found == 2
+    assert found == 1
 
 
 @pytest.mark.trl
@@ -283,4 +283,4 @@ def test_other_architectures(kind: str, tmp_path: Path, varied: str) -> None:
         ).save_pretrained(model)
     accumulated = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     found, _ = both_ways(tmp_path, model, varied, accumulated, measured_steps=0, rows_per_step=2)
-    assert found == 2
+    assert found == 1

@@ -205,19 +205,6 @@ def test_representatives_are_of_the_batches_and_never_twice_the_same(
     assert numbers == sorted(set(numbers))
 
 
-def test_one_batch_stands_for_all_where_it_is_as_large_as_they_are_on_average() -> None:
-    lengths = [*range(400, 600), 2000]
-    options = {"batch_size": 2, "num_first_worst": 1, "representative": True}
-    found = make_plan(lengths, accumulation=2, num_typical_steps=1, **options)
-    batches = [found.rows[start : start + 2] for start in range(0, len(found.rows), 2)]
-    worst, *typical, last = batches
-    assert worst == last
-    assert 2000 in [lengths[row] for row in worst]
-    assert len(typical) == 4
-    assert len(set(typical)) == 1
-    assert sum(lengths[row] for row in typical[0]) == pytest.approx(2 * 507, rel=0.05)
-
-
 def test_a_plan_may_choose_its_typical_batches() -> None:
     lengths = [10] * 50 + [1000] * 50
     options = {"batch_size": 1, "num_first_worst": 1, "representative": True}
