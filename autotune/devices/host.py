@@ -40,6 +40,7 @@ MALLOC_PAD_BYTES = 1 << 26
 
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
+_CPUS = Path("/sys/devices/system/cpu")
 
 
 def _kib_fields(path: Path) -> dict[str, int]:
@@ -110,7 +111,29 @@ def process_env(device: str) -> dict[str, str]:
     # A user who has tuned them knows better.
     chosen = {} if any(name.startswith("MALLOC_") for name in os.environ) else dict(MALLOC_ENV)
     chosen.update({k: v for k, v in ONEDNN_ENV.items() if k not in os.environ})
+    # `trl` starts training by `accelerate launch`, which gives it one thread unless told otherwise
+    # (accelerate/commands/launch.py, num_cpu_threads_per_process): half the rate on two cores.
+    chosen["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(num_threads())
     return chosen
+
+
+def num_threads() -> int:
+    """Return the cores that this process may use, for a thread each, as PyTorch counts them.
+
+    Hardware threads of one core count once. Source: sysfs, ``thread_siblings_list``.
+    """
+    try:
+        usable: set[int] = set(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        return os.cpu_count() or 1
+    return len({_siblings(number) for number in usable})
+
+
+def _siblings(number: int) -> str:
+    try:
+        return (_CPUS / f"cpu{number}" / "topology" / "thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(number)
 
 
 def cpu_use() -> tuple[float, float] | None:
