@@ -120,8 +120,8 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
             ``source``, ``outcome``, ``feasible``, ``peak_bytes``, ``peak_of``, ``peak_phase``,
             ``host_bytes``, ``budget_bytes``, ``tokens_per_s`` (median, low, high), ``num_probes``,
             ``on_the_edge``, ``rate_ratio``, ``memory_ratio``, ``coverage``, ``changed``,
-            ``changes``, ``device``, ``driver``, ``weights``, ``versions`` and ``trainer``. What
-            is absent or None is left out.
+            ``changes``, ``unranked``, ``needs``, ``device``, ``driver``, ``weights``, ``versions``
+            and ``trainer``. What is absent or None is left out.
         file_name: Name of the file, for the command to run it.
     """
     known = {name: value for name, value in header.items() if value is not None}
@@ -142,6 +142,8 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
         rows += [("beware", text) for text in _trust(str(known.get("device", "")))]
     if known.get("changes"):
         rows.append(("beware", f"not the baseline's training: other {_and(known['changes'])}"))
+    if "needs" in known:
+        rows.append(("needs", known["needs"]))
     if "device" in known:
         driver = f", driver {known['driver']}" if "driver" in known else ""
         rows.append(("device", f"{known['device']}{driver}"))
@@ -249,6 +251,8 @@ def _rate(known: Mapping[str, Any]) -> list[str]:
         # Its steps differ by their rows alone, which says nothing about how wrong it may be.
         spread = f"±{prediction.RATE_ERROR:.0%}"
     lines = [f"{format_rate(rate['median'])} tokens/s{source}, {spread}{probes}"]
+    if known.get("unranked") and known.get("source") != prediction.SOURCE:
+        lines.append("too noisy to rank: more than a tenth to a side of the median")
     if known.get("weights") == "random":
         lines.append("with random weights of the same shapes")
     if "rate_ratio" in known:

@@ -133,10 +133,7 @@ def fastest(members: Sequence[Trial], baseline: Trial | None = None) -> Trial:
 
 def is_unranked(trial: Trial) -> bool:
     """Whether its rate varied by more than a tie may take in, so that its place is not certain."""
-    rate = trial.tokens_per_s
-    return rate is not None and (
-        rate.low < rate.median * (1 - TIE_LIMIT) or rate.high > rate.median * (1 + TIE_LIMIT)
-    )
+    return trial.is_unranked
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,11 +8,15 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.objectives import Objective
+from autotune.objectives import TIE_LIMIT, Objective
 from autotune.probe import trl_yaml, typed
 from autotune.probe.result import Interval, Measurement, MemoryPeak, Outcome, ProbeResult
 
 NUM_CONFIRMED_PROBES = 2
+
+
+_NEEDED_BY_ATTENTION = {"flash_attention_2": "the package flash-attn, for its attention"}
+"""What must be installed where a configuration is run, and is not where it is predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,6 +143,14 @@ class Trial:
         values = [objective.read(item).median for item in self.measurements]
         return Interval(median=statistics.median(values), low=min(values), high=max(values))
 
+    @property
+    def is_unranked(self) -> bool:
+        """Whether its rate varied by more than a tie may take in, so that its place is unsure."""
+        rate = self.tokens_per_s
+        return rate is not None and not (
+            rate.median * (1 - TIE_LIMIT) <= rate.low <= rate.high <= rate.median * (1 + TIE_LIMIT)
+        )
+
     def header(self) -> dict[str, Any]:
         """Return the facts for the comment at the top of an exported configuration."""
         rate = self.tokens_per_s
@@ -154,6 +166,8 @@ class Trial:
             "coverage": self.coverage,
             "changed": dict(self.changed),
             "changes": list(self.changes),
+            "unranked": self.is_unranked,
+            "needs": _NEEDED_BY_ATTENTION.get(str(self.config.get("attn_implementation"))),
         }
         if rate is not None:
             own["tokens_per_s"] = {"median": rate.median, "low": rate.low, "high": rate.high}
