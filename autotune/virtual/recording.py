@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from autotune.virtual import kernels
@@ -77,13 +79,12 @@ class Left:
         if self.is_copied:
             trace.release(number)
         else:
-            trace.end_numbers([number])
+            trace.end_number(number)
 
-    def end(self, trace: Trace, *, copies_only: bool = False) -> None:
-        """Count all as freed."""
-        if self.is_copied or not copies_only:
-            for position in range(len(self.numbers)):
-                self.free(trace, position)
+    def end_copies(self, trace: Trace) -> None:
+        """Count all copies as freed: what comes now will not."""
+        for position in range(len(self.numbers)) if self.is_copied else ():
+            self.free(trace, position)
 
 
 class Start:
@@ -102,6 +103,7 @@ class Start:
         self._first_event = len(trace.events)
         self._costs = {phase: replace(cost) for phase, cost in trace.costs.items()}
         self._host_bytes, self._host_peak_bytes = trace.host_bytes, trace.host_peak_bytes
+        self._random = _random_states()
         trace.host_peak_bytes = trace.host_bytes
         trace.sums = {number: None for number in self._before if number is not None}
         trace.sums_cost = Cost()
@@ -112,7 +114,7 @@ class Start:
         trace.host_peak_bytes = max(trace.host_peak_bytes, self._host_peak_bytes)
         trace.sums = {}
 
-    def recording(self, result: Any, before: Left | None) -> Recording | None:
+    def recording(self, result: Any, before: Left) -> Recording | None:
         """Return what has been done since; None if it is nothing that could be copied.
 
         Args:
@@ -137,6 +139,7 @@ class Start:
             or (self._accumulates and after != self._before)
             or any(action not in (ALLOC, FREE) for action, _ in actions)
             or trace.host_bytes != self._host_bytes
+            or _random_states() != self._random
         ):
             return None
         left = stays - {loss, *made}
@@ -169,6 +172,19 @@ class Start:
         return recording
 
 
+def _random_states() -> tuple[Any, ...]:
+    """Return what tells whether the host has drawn a number: what runs may hang on it.
+
+    Models with LayerDrop draw which layers run. What a card draws, such as dropout, has no say.
+    """
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return (
+        torch.get_rng_state().numpy().tobytes(),
+        random.getstate(),
+        (name, np.asarray(keys).tobytes(), *rest),
+    )
+
+
 def _gradients(trace: Trace, parameters: Sequence[torch.Tensor]) -> list[int | None]:
     """Return the storages' numbers; None for one that is not the gradient's alone."""
     return [
@@ -182,10 +198,10 @@ def _gradients(trace: Trace, parameters: Sequence[torch.Tensor]) -> list[int | N
 
 
 def _frees(
-    actions: Sequence[tuple[int, int]], own: Sequence[int], before: Left | None
+    actions: Sequence[tuple[int, int]], own: Sequence[int], before: Left
 ) -> list[tuple[int, int]]:
     """Return what is freed of those that ``before`` left, as :attr:`Recording.frees`."""
-    left = before.numbers if before is not None and not before.is_copied else []
+    left = [] if before.is_copied else before.numbers
     positions = {number: position for position, number in enumerate(left)}
     members = set(own)
     found, count = [], 0
@@ -229,7 +245,7 @@ def write(
         trace: Where it was recorded.
         parameters: Those that are trained; they are given gradients if they have none.
         accumulates: Whether they have.
-        adds: One that adds gradients, for one that did not and now shall.
+        adds: One that adds gradients, if the recording did not and the copy shall.
         before: What the one before it left; loses what this one frees.
         frees: Where it frees that, as :attr:`Recording.frees`.
         left: Those of its own storages that later ones will free.
@@ -239,9 +255,7 @@ def write(
     """
     gradients = dict(zip(recording.gradients, recording.forms, strict=False))
     stay = {recording.result: recording.result_form, **({} if accumulates else gradients)}
-    summed = {}
-    if adds is not None and accumulates and not recording.accumulates:
-        summed = dict(zip(recording.gradients, adds.sums_after, strict=True))
+    summed = dict(zip(recording.gradients, adds.sums_after, strict=True)) if adds else {}
     kept = set(recording.late) - set(left)
     gaps: dict[int, list[int]] = {}
     for position, count in frees:
@@ -278,7 +292,7 @@ def write(
         before.free(trace, position)
     for phase, cost in recording.costs.items():
         trace.costs.setdefault(phase, Cost()).add(cost)
-    if summed and adds is not None:
+    if adds is not None:
         trace.costs.setdefault("backward", Cost()).add(adds.sums)
     elif recording.accumulates and not accumulates:
         trace.costs.setdefault("backward", Cost()).add(recording.sums, -1)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,6 +25,14 @@ from autotune.virtual.trace import Trace
 
 _IGNORED_LABEL = -100
 """Marks positions without a loss; torch.nn.CrossEntropyLoss' default ``ignore_index``."""
+
+
+class _Plan(NamedTuple):
+    """How to copy a micro-batch; see :func:`autotune.virtual.recording.write`."""
+
+    known: Recording
+    adds: Recording | None
+    frees: Sequence[tuple[int, int]]
 
 
 class Repeats:
@@ -65,13 +73,13 @@ class Repeats:
             parameters = [p for p in self._parameters if p.requires_grad]
             states = {p.grad is not None for p in parameters}
             if batch is None or len(states) != 1 or any(map(_is_watched, parameters)):
-                self._left.end(self._trace, copies_only=True)
+                self._left.end_copies(self._trace)
                 self._left = Left()
                 return step(model, *args, **kwargs)
             accumulates = states == {True}
-            known = self._fitting(batch, accumulates)
-            if known is not None:
-                return self._copy(known, parameters, accumulates)
+            plan = self._plan(batch, accumulates)
+            if plan is not None:
+                return self._copy(plan, parameters, accumulates)
             return self._record(
                 batch, parameters, accumulates, lambda: step(model, *args, **kwargs)
             )
@@ -85,7 +93,7 @@ class Repeats:
         accumulates: bool,
         run: Callable[[], Any],
     ) -> Any:
-        self._left.end(self._trace, copies_only=True)
+        self._left.end_copies(self._trace)
         start = Start(self._trace, parameters)
         try:
             result = run()
@@ -99,16 +107,21 @@ class Repeats:
             self._left = Left(list(recording.late))
         return result
 
-    def _fitting(self, batch: object, accumulates: bool) -> Recording | None:
-        """Return what to copy for this micro-batch; None if it must be run."""
+    def _plan(self, batch: object, accumulates: bool) -> _Plan | None:
+        """Return how to copy this micro-batch; None if it must be run."""
         if not self._all or not self._is_steady():
             return None
-        known = self._known.get((batch, accumulates))
+        known, adds = self._known.get((batch, accumulates)), None
         if known is None:
             known = self._known.get((batch, not accumulates))
             if known is None or not self._can_turn(known):
                 return None
-        return known if self._frees(known) is not None else None
+            if accumulates:
+                adds = self._adding(known)
+                if adds is None:
+                    return None
+        frees = self._frees(known)
+        return None if frees is None else _Plan(known, adds, frees)
 
     def _is_steady(self) -> bool:
         """Whether the first micro-batch did nothing that is done once.
@@ -120,13 +133,13 @@ class Repeats:
         return all(self._trace.storages[number].freed_phase for number in first.late)
 
     def _can_turn(self, known: Recording) -> bool:
-        """Whether it is known how it would go with gradients in the other state."""
+        """Whether ``known`` tells how it would go with gradients in the other state.
+
+        A gradient that could not be taken as it is was copied, which adding does without.
+        """
         makes = [item for item in self._all if not item.accumulates]
         made = {self._trace.storages[number].op for item in makes for number in item.gradients}
-        # A gradient that could not be taken as it is was copied, which adding does without.
-        if not makes or not known.gradients or "clone" in made:
-            return False
-        return known.accumulates or self._adding(known) is not None
+        return bool(makes and known.gradients) and "clone" not in made
 
     def _adding(self, known: Recording) -> Recording | None:
         """Return one that adds gradients which ``known`` makes, around the same operators."""
@@ -156,22 +169,22 @@ class Repeats:
         return None
 
     def _copy(
-        self, known: Recording, parameters: Sequence[torch.Tensor], accumulates: bool
+        self, plan: _Plan, parameters: Sequence[torch.Tensor], accumulates: bool
     ) -> torch.Tensor:
         self.num_spared += 1
         before = self._left
         freed = {position for item in self._all for position, _ in item.frees}
         result, self._left = write(
-            known,
+            plan.known,
             self._trace,
             parameters,
             accumulates=accumulates,
-            adds=None if known.accumulates or not accumulates else self._adding(known),
+            adds=plan.adds,
             before=before,
-            frees=self._frees(known) or [],
-            left=[number for position, number in enumerate(known.late) if position in freed],
+            frees=plan.frees,
+            left=[number for place, number in enumerate(plan.known.late) if place in freed],
         )
-        before.end(self._trace, copies_only=True)
+        before.end_copies(self._trace)
         return result
 
 

@@ -191,29 +191,30 @@ class Trace:
     def reserve(self, nbytes: int, op: str, kind: str = "workspaces") -> None:
         """Count memory that a library takes and never gives back."""
         with self._lock:
-            number = len(self.storages)
-            self.storages.append(Storage(number, nbytes, op, self.phase(), "", kind))
-            self.events.append((ALLOC, number))
-            self.allocated_bytes += rounded(nbytes)
-            self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+            self._begin(nbytes, op, self.phase(), kind=kind)
 
     def flash(self, sizes: Iterable[int], op: str) -> None:
         """Count blocks that a kernel takes and gives back before it returns."""
         with self._lock:
-            numbers = []
-            for nbytes in sizes:
-                number = len(self.storages)
-                phase = self.phase()
-                self.storages.append(
-                    Storage(number, nbytes, op, phase, "", "temporaries", freed_phase=phase)
-                )
-                self.events.append((ALLOC, number))
-                self.allocated_bytes += rounded(nbytes)
-                numbers.append(number)
-            self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+            phase = self.phase()
+            numbers = [self._begin(nbytes, op, phase, kind="temporaries") for nbytes in sizes]
             for number in numbers:
-                self.events.append((FREE, number))
-                self.allocated_bytes -= rounded(self.storages[number].nbytes)
+                self._end(number, phase)
+
+    def _begin(self, nbytes: int, op: str, phase: str, *, module: str = "", kind: str = "") -> int:
+        """Count a storage that nothing holds, until :meth:`_end`; return its number."""
+        number = len(self.storages)
+        self.storages.append(Storage(number, nbytes, op, phase, module, kind))
+        self.events.append((ALLOC, number))
+        self.allocated_bytes += rounded(nbytes)
+        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+        return number
+
+    def _end(self, number: int, phase: str) -> None:
+        entry = self.storages[number]
+        entry.freed_phase = phase
+        self.events.append((FREE, number))
+        self.allocated_bytes -= rounded(entry.nbytes)
 
     def _freed(self, alive: _Alive) -> None:
         key, number = alive.key, alive.number
@@ -222,10 +223,7 @@ class Trace:
             if self._alive.get(key) is not alive or self.closed:
                 return
             del self._alive[key]
-            entry = self.storages[number]
-            entry.freed_phase = self.phase()
-            self.events.append((FREE, number))
-            self.allocated_bytes -= -(-entry.nbytes // BLOCK_BYTES) * BLOCK_BYTES
+            self._end(number, self.phase())
 
     def repeat(self, number: int, *, freed_phase: str = "") -> int:
         """Count a further storage like that one, until :meth:`release`; return its number.
@@ -235,26 +233,19 @@ class Trace:
             freed_phase: The phase it will be freed in; by default that of the other one.
         """
         with self._lock:
-            again, entry = len(self.storages), self.storages[number]
+            entry = self.storages[number]
             # Those that stay are said to be gradients.
             kind = "" if entry.kind == "gradients" else entry.kind
-            self.storages.append(
-                Storage(again, entry.nbytes, entry.op, entry.phase, entry.module, kind)
+            again = self._begin(
+                entry.nbytes, entry.op, entry.phase, module=entry.module, kind=kind
             )
-            self._copies[again] = freed_phase or entry.freed_phase
-            self.events.append((ALLOC, again))
-            self.allocated_bytes += rounded(entry.nbytes)
-            if self.allocated_bytes > self.peak_bytes:
-                self.peak_bytes = self.allocated_bytes
+            self._copies[again] = freed_phase or entry.freed_phase or entry.phase
         return again
 
     def release(self, number: int) -> None:
         """Count a storage of :meth:`repeat` as freed."""
         with self._lock:
-            entry = self.storages[number]
-            entry.freed_phase = self._copies.pop(number) or entry.phase
-            self.events.append((FREE, number))
-            self.allocated_bytes -= rounded(entry.nbytes)
+            self._end(number, self._copies.pop(number))
 
     def end(self, tensor: torch.Tensor) -> None:
         """Count the storage behind ``tensor`` as freed, though the tensor lives on in another."""
@@ -262,10 +253,9 @@ class Trace:
         if alive is not None:
             self._freed(alive)
 
-    def end_numbers(self, numbers: Iterable[int]) -> None:
-        """Count storages as freed that live on, by their numbers."""
-        wanted = set(numbers)
-        for alive in [item for item in self._alive.values() if item.number in wanted]:
+    def end_number(self, number: int) -> None:
+        """The same for a storage by its number."""
+        for alive in [item for item in self._alive.values() if item.number == number]:
             self._freed(alive)
 
     def number_of(self, tensor: torch.Tensor) -> int | None:

@@ -11,7 +11,7 @@ from typing import Any
 import agreement_kit as kit
 import pytest
 import transformers
-from transformers import GPT2Config, MixtralConfig
+from transformers import GPT2Config, MixtralConfig, OPTConfig
 
 from autotune.space.context import Context
 from autotune.space.space import SearchSpace
@@ -284,3 +284,27 @@ def test_other_architectures(kind: str, tmp_path: Path, varied: str) -> None:
     accumulated = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
     found, _ = both_ways(tmp_path, model, varied, accumulated, measured_steps=0, rows_per_step=2)
     assert found == 1
+
+
+@pytest.mark.trl
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_model_that_draws_its_layers_is_always_run(
+    seed: int, tmp_path: Path, equal: str
+) -> None:
+    """LayerDrop: the same micro-batch runs other layers each time."""
+    model = kit.write_model(tmp_path / "opt")
+    OPTConfig(
+        vocab_size=kit.VOCABULARY,
+        hidden_size=64,
+        word_embed_proj_dim=64,
+        ffn_dim=160,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        layerdrop=0.5,
+        pad_token_id=0,
+        eos_token_id=1,
+        architectures=["OPTForCausalLM"],
+    ).save_pretrained(model)
+    config = {**LORA, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 16}
+    found, _ = both_ways(tmp_path, model, equal, {**config, "seed": seed}, measured_steps=2)
+    assert found == 0
