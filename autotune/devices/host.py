@@ -21,8 +21,8 @@ of their own (mallopt(3)); tensors then share heaps whose holes stay resident, s
 candidate's peak resident size differs by several percent from probe to probe. Fixed, it hardly
 does, and it is lower; page faults are the price. With 1 MiB the demo's peak still lay up to 4 %
 apart, with 128 KiB more than half of the rate was lost. benchmarks/malloc.py measures them side by
-side; the README has the figures. Exported configurations carry the same variables,
-so that the real run has the memory that was measured.
+side; the README has the figures. Exported configurations carry the same variables, so that the
+real run has the memory that was measured.
 """
 
 ONEDNN_ENV = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}

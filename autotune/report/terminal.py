@@ -14,7 +14,6 @@ from autotune.probe.result import Outcome
 from autotune.report.cells import ending, probe_line, rate, settings, table_row
 from autotune.report.makeup import makeup_table, timeline_picture
 from autotune.report.model import Report
-from autotune.report.pareto import is_unranked
 from autotune.report.picks import pick_notes
 from autotune.report.plot import scatter
 from autotune.report.trial import Trial, memory_name
@@ -85,7 +84,7 @@ def pareto_table(report: Report, width: int, members: Sequence[Trial] | None = N
         text.append(_line(row, widths) + "\n", style="cyan" if item.number in names else "")
         tags = f"[{', '.join(names[item.number])}] " if item.number in names else ""
         edge = " (on the edge of memory)" if item.on_the_edge else ""
-        edge += " (rate too noisy to rank)" if is_unranked(item) else ""
+        edge += " (rate too noisy to rank)" if item.is_unranked else ""
         text.append(_wrap(f"{tags}{settings(item.changed)}{edge}", width, indent=7) + "\n")
         if (item.host_bytes or 0) >= prediction.HOST_NOTED_BYTES:
             held = f"holds {format_gib(item.host_bytes)} on the host, predicted"
