@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import transformers
 import trl.trainer.utils
 from accelerate.state import AcceleratorState
 from datasets import Dataset
@@ -18,6 +20,8 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
 
 from autotune.probe.spec import ProbeSpec
+from autotune.space.context import Context
+from autotune.testing.contexts import make_context, make_model
 from autotune.trainers.sft import SftAdapter
 from autotune.virtual import device, realtrace, state, values
 from autotune.virtual.placement import placed
@@ -132,6 +136,26 @@ def write_model(folder: Path, kind: str = "llama", **changes: Any) -> str:
         eos_token="<eos>",
     ).save_pretrained(folder)
     return str(folder)
+
+
+def know(lengths: Sequence[int], **changes: Any) -> Context:
+    """Return what a search would know of the tiny model and rows of these lengths."""
+    facts = make_model(
+        num_parameters=340_000,
+        num_layers=LAYERS,
+        max_positions=2048,
+        vocab_size=VOCABULARY,
+    )
+    return make_context(model=facts, lengths=lengths, **changes)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Let transformers say errors only."""
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    yield
+    transformers.logging.set_verbosity(verbosity)
 
 
 def write_rows(folder: Path, lengths: Sequence[int] = LENGTHS) -> str:
