@@ -301,6 +301,7 @@ class HfAdapter(ABC):
             num_first_worst=spec.first_worst_steps,
             seed=spec.seed,
             shuffle=spec.config.get("train_sampling_strategy", "random") != "sequential",
+            padded=not (spec.config.get("packing") or spec.config.get("padding_free")),
             representative=spec.representative,
         )
         facts = {
