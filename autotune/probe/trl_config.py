@@ -74,6 +74,8 @@ def for_one_card(
         notes.append("use_cpu: left out; training on the card is predicted.")
     if kept.get("tf32"):
         notes.append("tf32: no effect on memory; float32 products are timed without it.")
+    if kept.get("torch_empty_cache_steps"):
+        notes.append("torch_empty_cache_steps: not predicted; it lowers reserved memory and rate.")
     if kept.get("auto_find_batch_size"):
         notes.append("auto_find_batch_size: the batch size that the file names is predicted.")
         kept["auto_find_batch_size"] = False

@@ -226,6 +226,11 @@ def open_dataset(script_args: Any, dataset_args: Any) -> datasets.Dataset:
         else:
             found = datasets.load_dataset(named, name=script_args.dataset_config)
     except FileNotFoundError as error:
+        if Path(named).is_file():
+            raise UsageError(
+                f"{named!r} is a data file; `dataset_name` takes a hub id or a folder.",
+                hint="Name its folder, or give it under `datasets:` with path and data_files.",
+            ) from error
         raise PrerequisiteError(
             f"the data set {named!r} was not found: {_short(error)}",
             hint="Give a hub id, or a json, jsonl, parquet, csv or arrow file, or a folder.",

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from trl_kit import CARD, predicted, virtual_tuner
 
-from autotune.errors import UsageError
+from autotune.errors import AutotuneError, UsageError
 from autotune.estimate import Estimator
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.probe import trl_file
@@ -102,3 +102,14 @@ def test_what_trl_refuses_is_said(
     config = {"model_name_or_path": made["model"], "attn_implementation": "nonsense"}
     with pytest.raises(UsageError, match="does not run on"):
         predicted(virtual, tmp_path / "attention.yaml", config, assume_length=8)
+
+
+def test_a_data_file_in_the_place_of_a_data_set_is_told_apart_from_a_missing_one(
+    virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a row"}\n')
+    keys = {"model_name_or_path": made["model"], "dataset_name": str(rows)}
+    with pytest.raises(AutotuneError, match="is a data file") as caught:
+        predicted(virtual, tmp_path / "file.yaml", keys)
+    assert "data_files" in str(caught.value.hint)

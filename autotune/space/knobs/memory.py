@@ -164,6 +164,8 @@ ALLOCATOR = add(
 
 
 def _cache_inactive(candidate: Candidate, context: Context) -> str | None:
+    if context.device.is_virtual:
+        return "it has no effect on what is predicted: emptying the cache is not modelled"
     return "a CPU has no cache to empty" if context.device.kind == "cpu" else None
 
 

@@ -453,6 +453,13 @@ def test_device_knobs(name: str, kind: str, active: bool) -> None:
     assert (inactive(name, context) is None) is active
 
 
+def test_what_a_prediction_does_not_model_is_not_searched_on_a_virtual_card() -> None:
+    card = make_context(device=make_gpu(name="virtual:a100-40gb"))
+    assert card.device.is_virtual
+    assert "no effect on what is predicted" in str(inactive("torch_empty_cache_steps", card))
+    assert inactive("torch_empty_cache_steps", make_context(device=make_gpu())) is None
+
+
 def test_device_knobs_write() -> None:
     assert written("activation_offloading", "on") == {"activation_offloading": True}
     assert written("activation_offloading", "off") == {"activation_offloading": False}
