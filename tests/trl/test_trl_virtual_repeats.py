@@ -23,8 +23,9 @@ from autotune.virtual.replay import Replay
 from autotune.virtual.trace import ALLOC, FREE, Trace
 
 EQUAL = (96,) * 64
-VARIED = 4 * (96,) + 15 * (56, 64, 72, 88)
-"""Multiples of 8, for which attention runs the same operators; so that every batch is padded."""
+VARIED = 3 * (96,) + (88,) + 15 * (56, 64, 72, 88)
+"""Multiples of 8, for which attention runs the same operators; so few of the longest that every
+batch of four is padded, the largest one too."""
 
 INPUT_BYTES = 32_768
 """More than a micro-batch's input tensors take. Offloading and reentrant checkpointing hold on to
