@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from autotune.virtual.depth import Depth
 from autotune.virtual.recording import Left, Recording, Start, write
 from autotune.virtual.trace import Trace
 
@@ -43,6 +44,7 @@ class Repeats:
 
     Attributes:
         num_spared: Micro-batches that were not run.
+        depth: Runs the others; None before the first one.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -52,6 +54,7 @@ class Repeats:
         self._known: dict[tuple[object, bool], Recording] = {}
         self._all: list[Recording] = []
         self._left = Left()
+        self.depth: Depth | None = None
         self._model: torch.nn.Module | None = None
         self._parameters: list[torch.nn.Parameter] = []
 
@@ -68,8 +71,9 @@ class Repeats:
 
         def training_step(model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
             batch = self._expected.popleft() if self._expected else None
-            if model is not self._model:
+            if model is not self._model or self.depth is None:
                 self._model, self._parameters = model, list(model.parameters())
+                self.depth = Depth(self._trace, model)
             parameters = [p for p in self._parameters if p.requires_grad]
             states = {p.grad is not None for p in parameters}
             if batch is None or len(states) != 1 or any(map(_is_watched, parameters)):
@@ -94,9 +98,10 @@ class Repeats:
         run: Callable[[], Any],
     ) -> Any:
         self._left.end_copies(self._trace)
+        assert self.depth is not None
         start = Start(self._trace, parameters)
         try:
-            result = run()
+            result = self.depth.run(run, accumulates=accumulates)
             recording = start.recording(result, self._left)
         finally:
             start.end()
@@ -105,6 +110,8 @@ class Repeats:
             self._known[batch, accumulates] = recording
             self._all.append(recording)
             self._left = Left(list(recording.late))
+        else:
+            self.depth.give_up()
         return result
 
     def _plan(self, batch: object, accumulates: bool) -> _Plan | None:

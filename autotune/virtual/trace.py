@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -246,6 +246,26 @@ class Trace:
         """Count a storage of :meth:`repeat` as freed."""
         with self._lock:
             self._end(number, self._copies.pop(number))
+
+    def begin_again(self, like: Storage, module: str) -> int:
+        """Count a storage like one that was taken out of the trace; return its number.
+
+        It ends by :meth:`end_again`, or with the tensor that :meth:`renumber` gave this number.
+        """
+        number = self._begin(like.nbytes, like.op, like.phase, module=module, kind=like.kind)
+        self.storages[number].freed_phase = like.freed_phase
+        return number
+
+    def end_again(self, number: int) -> None:
+        """Count a storage as freed that already says in which phase it was."""
+        entry = self.storages[number]
+        self.events.append((FREE, number))
+        self.allocated_bytes -= rounded(entry.nbytes)
+
+    def renumber(self, moved: Mapping[int, int]) -> None:
+        """Let live storages have other numbers, where the trace is about to be written anew."""
+        for alive in self._alive.values():
+            alive.number = moved.get(alive.number, alive.number)
 
     def end(self, tensor: torch.Tensor) -> None:
         """Count the storage behind ``tensor`` as freed, though the tensor lives on in another."""
