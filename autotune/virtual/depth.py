@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -19,8 +19,8 @@ import torch
 
 from autotune.virtual import kernels, sections
 from autotune.virtual.errors import OutOfMemory
-from autotune.virtual.sections import Home, Mark, Sections, UnevenError
-from autotune.virtual.trace import ALLOC, Cost, Storage, Trace
+from autotune.virtual.sections import Mark, Sections, UnevenError
+from autotune.virtual.trace import ALLOC, FREE, Cost, Storage, Trace
 
 _PERIODS = (1, 2, 3, 4, 5, 6, 8)
 """Layers after which a model repeats itself: 2 for sliding and full attention in turn (Gemma 2), 4
@@ -81,9 +81,17 @@ class _Marks:
         self.backward.append(self._mark())
 
     def _mark(self) -> Mark:
-        trace = self._trace
-        costs = {phase: replace(cost) for phase, cost in trace.costs.items()}
-        return Mark(len(trace.events), costs, replace(trace.sums_cost), trace.host_bytes)
+        return _mark(self._trace)
+
+
+def _mark(trace: Trace) -> Mark:
+    return Mark(
+        len(trace.events),
+        len(trace.storages),
+        {phase: replace(cost) for phase, cost in trace.costs.items()},
+        replace(trace.sums_cost),
+        trace.host_bytes,
+    )
 
 
 class Depth:
@@ -129,18 +137,12 @@ class Depth:
         assert self._place is not None
         self._is_known = True
         layers = list(getattr(*self._place))
-        first_event = len(self._trace.events)
+        start = _mark(self._trace)
         with self._with_layers(layers) as marks:
             result = step()
-        shapes = sorted(
-            ((period, edge) for period in _PERIODS for edge in _EDGES),
-            key=lambda shape: _num_run(len(layers), *shape),
-        )
-        for shape in shapes:
-            if _num_run(len(layers), *shape) > _MOST_RUN * len(layers):
-                break
+        for shape in _shapes(marks.forward, marks.backward):
             try:
-                parts = Sections(self._trace, first_event, marks.forward, marks.backward, *shape)
+                parts = Sections(self._trace, start, marks.forward, marks.backward, *shape)
                 parts.check()
                 parts.together()
             except UnevenError:
@@ -178,9 +180,7 @@ class Depth:
         try:
             with self._with_layers(thin) as marks:
                 result = step()
-            parts = Sections(
-                self._trace, before.first_event, marks.forward, marks.backward, period, edge
-            )
+            parts = Sections(self._trace, before.mark, marks.forward, marks.backward, period, edge)
             parts.check()
             writer = _Writer(before, parts, blocks, self._place[1], accumulates)
         except OutOfMemory:
@@ -192,6 +192,27 @@ class Depth:
         writer.write()
         self.num_thinned += 1
         return (result,)
+
+
+def _shapes(forward: Sequence[Mark], backward: Sequence[Mark]) -> Iterator[tuple[int, int]]:
+    """Yield the periods and edges that may do, those that run the fewest layers first."""
+    num_layers = len(backward)
+    events = [
+        [b.event - a.event for a, b in itertools.pairwise(forward)],
+        [b.event - a.event for a, b in itertools.pairwise(reversed(backward))],
+    ]
+    shapes = [(period, edge) for period in _PERIODS for edge in _EDGES]
+    for period, edge in sorted(shapes, key=lambda shape: _num_run(num_layers, *shape)):
+        if _num_run(num_layers, period, edge) > _MOST_RUN * num_layers:
+            return
+        inner = slice(num_layers % period + period * edge, num_layers - period * edge)
+        # Far cheaper than to compare what the events are.
+        if all(_repeats(counts[inner], period) for counts in events):
+            yield period, edge
+
+
+def _repeats(counts: Sequence[int], period: int) -> bool:
+    return counts[period:] == counts[: len(counts) - period]
 
 
 def _num_run(num_layers: int, period: int, edge: int) -> int:
@@ -217,18 +238,17 @@ class _Before:
 
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
-        self.first_event, self.first_number = len(trace.events), len(trace.storages)
+        self.mark = _mark(trace)
         self.allocated_bytes, self.peak_bytes = trace.allocated_bytes, trace.peak_bytes
-        self.costs = {phase: replace(cost) for phase, cost in trace.costs.items()}
-        self.sums, self.sums_cost = dict(trace.sums), replace(trace.sums_cost)
+        self.sums = dict(trace.sums)
 
     def forget(self, made: Sequence[torch.nn.Parameter]) -> None:
         """Take back what was counted as work, and the gradients that were made."""
         for parameter in made:
             parameter.grad = None
         self.trace.costs.clear()
-        self.trace.costs.update(self.costs)
-        self.trace.sums, self.trace.sums_cost = dict(self.sums), replace(self.sums_cost)
+        self.trace.costs.update(self.mark.costs)
+        self.trace.sums, self.trace.sums_cost = dict(self.sums), self.mark.sums
 
 
 class _Writer:
@@ -257,112 +277,118 @@ class _Writer:
         self._trace = before.trace
         self._thin = thin
         self._name = name
-        self._num = len(blocks)
-        self._events, alive = sections.expand(thin, self._num)
-        self._left_out = sections.left_out(thin, self._num)
-        self._period = len(blocks[1])
-        self._firsts = sections.first_layers(sum(map(len, blocks)), self._period)
+        self._full = full = sections.Expansion(thin, len(blocks))
+        self._firsts = sections.first_layers(sum(map(len, blocks)), len(blocks[1]))
         trained = [_trained(block) for block in blocks]
-        edge = thin.edge
-        template = trained[-edge - 1]
+        template = trained[-thin.edge - 1]
         forms = [kernels.form(p.grad) for p in template if p.grad is not None]
-        gradients = self._gradients(template, accumulates)
-        if len(forms) != len(template) or any(
-            len(p) != len(template) for p in trained[edge:-edge]
-        ):
+        places = self._gradients(template, accumulates)
+        if any(len(p) != len(forms) for p in trained[thin.edge : -thin.edge]):
             raise UnevenError
-        self._made: dict[Home, tuple[torch.nn.Parameter, Any]] = {}
-        self._added: dict[Home, torch.nn.Parameter] = {}
-        for block in self._left_out:
-            for parameter, home, form in zip(trained[block], gradients, forms, strict=False):
+        self._made: dict[int, tuple[torch.nn.Parameter, Any]] = {}
+        self._added: dict[int, torch.nn.Parameter] = {}
+        for block in full.left_out:
+            for parameter, place, form in zip(trained[block], places, forms, strict=False):
+                number = full.number("backward", block, place)
                 if accumulates:
-                    self._added[home._replace(block=block)] = parameter
+                    self._added[number] = parameter
                 else:
-                    self._made[home._replace(block=block)] = (parameter, form)
-        stays = {home._replace(block=self._full(home.block)) for home in thin.survivors()}
-        if alive != stays | self._made.keys():
+                    self._made[number] = (parameter, form)
+        events = self._trace.events[before.mark.event :]
+        freed = {number for action, number in events if action == FREE}
+        stays = {
+            full.moved(number)
+            for action, number in events
+            if action == ALLOC and number not in freed
+        }
+        if full.alive != stays | self._made.keys():
             raise UnevenError
 
-    def _gradients(self, template: Sequence[torch.nn.Parameter], accumulates: bool) -> list[Home]:
-        """Return where the gradients of the second inner block were allocated.
+    def _gradients(self, template: Sequence[torch.nn.Parameter], accumulates: bool) -> list[int]:
+        """Return the places of gradients among what the second inner block's backward allocates.
 
         Of those that were added to others it may be unknown; then none is returned.
         """
-        trace = self._trace
+        trace, thin = self._trace, self._thin
         numbers = [trace.number_of(p.grad) if p.grad is not None else None for p in template]
         if accumulates:
             numbers = [None if number is None else trace.sums.get(number) for number in numbers]
             if None in numbers:
                 return []
-        homes = [self._thin.homes.get(-1 if number is None else number) for number in numbers]
-        found = [home for home in homes if home is not None]
-        where = {(home.way, home.block) for home in found}
-        if len(set(found)) != len(template) or where - {("backward", self._thin.inner[-1])}:
+        found = []
+        for number in numbers:
+            home = None if number is None else thin.home(number)
+            if number is None or home is None:
+                raise UnevenError
+            if (home.way, home.block) != ("backward", thin.inner[-1]):
+                raise UnevenError
+            found.append(thin.place(number, home))
+        if len(set(found)) != len(template):
             raise UnevenError
         return found
 
     def write(self) -> None:
         """Do it; nothing may be freed meanwhile."""
-        trace, thin, first = self._trace, self._thin, self._before.first_number
-        made = [key for action, key in self._events if action == ALLOC]
-        numbers: dict[Home | int, int] = {key: first + place for place, key in enumerate(made)}
-        moved = {
-            number: numbers[home._replace(block=self._full(home.block))]
-            for number, home in thin.homes.items()
-        }
+        trace, full = self._trace, self._full
         was_enabled = gc.isenabled()
         gc.disable()
         try:
-            trace.renumber(moved)
-            self._write_events(numbers)
+            entries = self._entries()
+            trace.renumber(full.moved)
+            self._write_events(entries)
         finally:
             if was_enabled:
                 gc.enable()
         self._count_work()
         trace.sums = {
-            number: moved.get(last, last) if last is not None else None
+            number: None if last is None else full.moved(last)
             for number, last in trace.sums.items()
         }
-        for home, parameter in self._added.items():
-            number = trace.number_of(parameter.grad) if parameter.grad is not None else None
-            if number is not None:
-                trace.sums[number] = numbers[home]
+        for number, parameter in self._added.items():
+            gradient = trace.number_of(parameter.grad) if parameter.grad is not None else None
+            if gradient is not None:
+                trace.sums[gradient] = number
 
-    def _write_events(self, numbers: Mapping[Home | int, int]) -> None:
+    def _entries(self) -> list[Storage]:
+        """Return the storages of the full run."""
+        storages, entries = self._trace.storages, []
+        number = self._before.mark.number
+        for span in self._full.spans:
+            modules: dict[str, str] = {}
+            numbers = span.section.numbers
+            for entry in storages[numbers.start : numbers.stop]:
+                if span.is_copy:
+                    module = modules.get(entry.module)
+                    if module is None:
+                        module = modules[entry.module] = self._module(span, entry.module)
+                    entry = replace(entry, index=number, module=module)
+                entries.append(entry)
+                number += 1
+        # Only now, since some are templates of others.
+        for number, entry in enumerate(entries, self._before.mark.number):
+            entry.index = number
+        return entries
+
+    def _write_events(self, entries: Sequence[Storage]) -> None:
         trace, before = self._trace, self._before
-        old = trace.storages[before.first_number :]
-        del trace.storages[before.first_number :], trace.events[before.first_event :]
+        first = before.mark.number
+        del trace.storages[first:], trace.events[before.mark.event :]
         trace.allocated_bytes, trace.peak_bytes = before.allocated_bytes, before.peak_bytes
-        for action, key in self._events:
-            if isinstance(key, int):
-                trace.end_again(key)
-            elif action == ALLOC:
-                like = self._thin.numbers[sections.source(key, self._thin, self._num)]
-                self._allocate(key, old[like - before.first_number])
+        for action, number in self._full.events:
+            if action == FREE:
+                trace.end_again(number)
+                continue
+            entry = entries[number - first]
+            if number in self._made:
+                parameter, form = self._made[number]
+                parameter.grad = kernels.like(form, entry.op, entry.phase)
+                trace.storages[number].module = entry.module
             else:
-                trace.end_again(numbers[key])
+                trace.begin_again(entry)
 
-    def _full(self, block: int) -> int:
-        return sections.full(block, self._thin, self._num)
-
-    def _allocate(self, home: Home, like: Storage) -> None:
-        """Count a storage of the full run, and make the gradient that it belongs to."""
-        trace = self._trace
-        module = like.module
-        if home.block in self._left_out:
-            module = self._module(home, module)
-            if home in self._made:
-                parameter, form = self._made[home]
-                parameter.grad = kernels.like(form, like.op, like.phase)
-                entry = trace.storages[-1]
-                entry.module, entry.kind = module, like.kind
-                return
-        trace.begin_again(like, module)
-
-    def _module(self, home: Home, module: str) -> str:
+    def _module(self, span: sections.Span, module: str) -> str:
         """Return the path of the module that is in this block what ``module`` is in another."""
-        block = sections.source(home, self._thin, self._num).block
-        moved = self._firsts[home.block] - self._firsts[self._full(block)]
+        moved = self._firsts[span.block] - self._firsts[self._full.full(span.section.block)]
         parts = module.split(".")
         for index, (part, number) in enumerate(itertools.pairwise(parts)):
             if part == self._name and number.isdecimal():
@@ -371,7 +397,7 @@ class _Writer:
         return ".".join(parts)
 
     def _count_work(self) -> None:
-        trace, count = self._trace, len(self._left_out)
+        trace, count = self._trace, len(self._full.left_out)
         for way, block in zip(("forward", "backward"), self._thin.inner, strict=True):
             work = self._thin.work[way, block]
             for phase, cost in work.costs.items():

@@ -9,9 +9,10 @@ of them tells what a run with any number does.
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from autotune.virtual.trace import ALLOC, FREE, Cost, Trace
@@ -20,29 +21,19 @@ NUM_INNER = 2
 """Inner blocks that a thinned model runs."""
 
 
-class Home(NamedTuple):
-    """Where a storage was allocated: in which pass, by which block, as its how manieth.
-
-    ``way`` is "forward", "backward" or, before these two and between them, "before" and "middle",
-    whose block is -1. Workspaces, which come once, have negative places.
-    """
-
-    way: str
-    block: int
-    place: int
-
-
 class Mark(NamedTuple):
     """The state of a trace between two layers.
 
     Attributes:
         event: Number of events so far.
+        number: Number of storages so far.
         costs: Work so far, by phase.
         sums: Work so far of adding gradients.
         host_bytes: What the host holds.
     """
 
     event: int
+    number: int
     costs: dict[str, Cost]
     sums: Cost
     host_bytes: int
@@ -57,11 +48,19 @@ class Work(NamedTuple):
 
 
 class Section(NamedTuple):
-    """A range of events, and what they belong to."""
+    """Events that belong together.
+
+    Attributes:
+        way: "before" the layers, "forward", "middle" (between the passes) or "backward".
+        block: Which one; -1 if it is none.
+        events: Range of the trace's events.
+        numbers: Range of the storages that it allocates.
+    """
 
     way: str
     block: int
     events: range
+    numbers: range
 
 
 class UnevenError(Exception):
@@ -79,7 +78,7 @@ class Sections:
 
     Args:
         trace: Where it ran.
-        first_event: Its first event.
+        start: A mark at its start.
         forward: A mark before the first layer's forward pass, and one after each layer's.
         backward: A mark before each layer's backward pass, from the last layer to the first.
         period: Layers per block.
@@ -93,7 +92,7 @@ class Sections:
     def __init__(
         self,
         trace: Trace,
-        first_event: int,
+        start: Mark,
         forward: Sequence[Mark],
         backward: Sequence[Mark],
         period: int,
@@ -101,48 +100,61 @@ class Sections:
     ) -> None:
         if len(forward) != len(backward) + 1 or not backward:
             raise UnevenError
-        self.trace, self.edge = trace, edge
+        self.trace, self.edge, self.first_number = trace, edge, start.number
         num_layers = len(backward)
         firsts = first_layers(num_layers, period)
-        self.num_blocks = len(firsts)
-        lasts = [*(layer - 1 for layer in firsts[1:]), num_layers - 1]
-        ends = [forward[layer + 1] for layer in lasts]
-        starts = [backward[num_layers - 1 - layer] for layer in lasts]
-        self.inner = range(edge, self.num_blocks - edge)
+        self.num_blocks = count = len(firsts)
+        self.inner = range(edge, count - edge)
         if len(self.inner) < NUM_INNER:
             raise UnevenError
-        last_event = len(trace.events)
-        after = [starts[block - 1].event if block else last_event for block in range(len(lasts))]
-        cuts = [forward[0].event, *(mark.event for mark in ends)]
-        self.all = [
-            Section("before", -1, range(first_event, cuts[0])),
-            *(Section("forward", b, range(cuts[b], cuts[b + 1])) for b in range(len(lasts))),
-            Section("middle", -1, range(cuts[-1], starts[-1].event)),
-            *(
-                Section("backward", b, range(starts[b].event, after[b]))
-                for b in reversed(range(len(lasts)))
-            ),
+        lasts = [*(layer - 1 for layer in firsts[1:]), num_layers - 1]
+        ends = [forward[0], *(forward[layer + 1] for layer in lasts)]
+        starts = [backward[num_layers - 1 - layer] for layer in lasts]
+        names = [
+            ("before", -1),
+            *(("forward", block) for block in range(count)),
+            ("middle", -1),
+            *(("backward", block) for block in reversed(range(count))),
         ]
+        cuts = [(mark.event, mark.number) for mark in (start, *ends, *reversed(starts))]
+        cuts.append((len(trace.events), len(trace.storages)))
+        self.all = [
+            Section(*name, range(a[0], b[0]), range(a[1], b[1]))
+            for name, (a, b) in zip(names, itertools.pairwise(cuts), strict=True)
+        ]
+        self._firsts = [section.numbers.start for section in self.all]
         self.work = {
-            **{("forward", b): _between(ends[b - 1], ends[b]) for b in self.inner},
+            **{("forward", b): _between(ends[b], ends[b + 1]) for b in self.inner},
             **{("backward", b): _between(starts[b], starts[b - 1]) for b in self.inner},
         }
-        self.homes: dict[int, Home] = {}
-        self.numbers: dict[Home, int] = {}
-        for section in self.all:
-            places, workspaces = itertools.count(), itertools.count(1)
-            for action, number in self._events(section):
-                if action == ALLOC:
-                    is_workspace = trace.storages[number].kind == "workspaces"
-                    place = -next(workspaces) if is_workspace else next(places)
-                    home = Home(section.way, section.block, place)
-                    self.homes[number], self.numbers[home] = home, number
-                elif action != FREE:
-                    raise UnevenError
+        self._workspaces = [
+            entry.index for entry in trace.storages[start.number :] if entry.kind == "workspaces"
+        ]
 
-    def _events(self, section: Section) -> Iterator[tuple[int, int]]:
-        events = self.trace.events
-        return (events[index] for index in section.events)
+    def home(self, number: int) -> Section | None:
+        """Return the section that allocated a storage; None if it was there before."""
+        if number < self.first_number:
+            return None
+        return self.all[bisect.bisect_right(self._firsts, number) - 1]
+
+    def place(self, number: int, home: Section) -> int:
+        """Return a storage's place among those of its section but for workspaces, which come once.
+
+        Those have negative ones.
+        """
+        place = number - home.numbers.start
+        for other in self._workspaces:
+            if other == number:
+                return -1 - number
+            place -= home.numbers.start <= other < number
+        return place
+
+    def number(self, place: int, home: Section) -> int:
+        """Return the storage at that place of a section."""
+        number = home.numbers.start + place
+        for other in self._workspaces:
+            number += home.numbers.start <= other <= number
+        return number
 
     def check(self) -> None:
         """Make sure that the inner blocks are alike.
@@ -150,14 +162,13 @@ class Sections:
         Raises:
             UnevenError: If they are not.
         """
-        by_way: dict[str, Section] = {}
+        found: dict[str, tuple[Section, list[object]]] = {}
         for section in self.all:
             if section.block not in self.inner:
                 continue
-            like = by_way.setdefault(section.way, section)
-            if self._tokens(section) != self._tokens(like):
-                raise UnevenError
-            if not _same_work(
+            tokens = self._tokens(section)
+            like, wanted = found.setdefault(section.way, (section, tokens))
+            if tokens != wanted or not _same_work(
                 self.work[section.way, section.block], self.work[like.way, like.block]
             ):
                 raise UnevenError
@@ -169,20 +180,22 @@ class Sections:
         """
         tokens: list[object] = []
         freed: list[tuple[str, int, int]] = []
-        for action, number in self._events(section):
+        storages = self.trace.storages
+        for action, number in self.trace.events[section.events.start : section.events.stop]:
             if action == ALLOC:
-                entry = self.trace.storages[number]
-                tokens += [tuple(sorted(freed))] if freed else []
-                freed = []
+                entry = storages[number]
+                if freed:
+                    tokens.append(sorted(freed))
+                    freed = []
                 tokens.append((entry.nbytes, entry.op, entry.phase, entry.kind))
-            else:
-                home = self.homes.get(number)
-                if home is None or home.block < 0:
-                    raise UnevenError
-                if abs(home.block - section.block) > self.edge:
-                    raise UnevenError
-                freed.append((home.way, home.block - section.block, home.place))
-        return [*tokens, tuple(sorted(freed))]
+                continue
+            home = section if number in section.numbers else self.home(number)
+            if action != FREE or home is None or home.block < 0:
+                raise UnevenError
+            if abs(home.block - section.block) > self.edge:
+                raise UnevenError
+            freed.append((home.way, home.block - section.block, self.place(number, home)))
+        return [*tokens, sorted(freed)]
 
     def together(self) -> set[tuple[str, int, str, int]]:
         """Return what other sections free for all inner blocks at once.
@@ -197,10 +210,10 @@ class Sections:
         for section in self.all:
             if section.block in self.inner:
                 continue
-            for action, number in self._events(section):
-                home = self.homes.get(number) if action == FREE else None
+            for action, number in self.trace.events[section.events.start : section.events.stop]:
+                home = self.home(number) if action == FREE else None
                 if home is not None and home.block in self.inner:
-                    key = (section.way, section.block, home.way, home.place)
+                    key = (section.way, section.block, home.way, self.place(number, home))
                     blocks.setdefault(key, set()).add(home.block)
         found = set()
         for key, members in blocks.items():
@@ -209,16 +222,6 @@ class Sections:
             elif key[1] < 0 or len(members) > 1 or abs(min(members) - key[1]) > self.edge:
                 raise UnevenError
         return found
-
-    def survivors(self) -> set[Home]:
-        """Return what is not freed."""
-        freed = {
-            number
-            for section in self.all
-            for action, number in self._events(section)
-            if action == FREE
-        }
-        return {home for number, home in self.homes.items() if number not in freed}
 
 
 def _between(first: Mark, second: Mark) -> Work:
@@ -253,87 +256,123 @@ def _same_work(one: Work, other: Work) -> bool:
     return True
 
 
-def expand(thin: Sections, num_blocks: int) -> tuple[list[tuple[int, Home | int]], set[Home]]:
-    """Return what a run of ``num_blocks`` blocks does, from one of fewer.
+class Span(NamedTuple):
+    """Storages of the full run that one section allocates.
+
+    Attributes:
+        section: The thinned run's section that they are like.
+        block: The block, of the full run.
+        start: Number of the first one.
+        is_copy: Whether no such section was run.
+    """
+
+    section: Section
+    block: int
+    start: int
+    is_copy: bool
+
+
+class Expansion:
+    """What a run of more blocks does, from a thinned one with :data:`NUM_INNER` inner blocks.
 
     Args:
-        thin: Checked, with :data:`NUM_INNER` inner blocks.
-        num_blocks: More than that.
+        thin: The thinned run, checked.
+        num_blocks: Blocks of the full run: more.
 
-    Returns:
-        Events in order: the action, and the storage's home in the full run or, if it was there
-        before, its number. And what stays allocated.
+    Attributes:
+        events: Of the full run, in order; storages are numbered from the thinned run's first on.
+        spans: Which storages belong to what.
+        alive: Those that stay allocated.
 
     Raises:
         UnevenError: If something would be freed that is not there.
     """
-    edge = thin.edge
-    together = thin.together()
-    events: list[tuple[int, Home | int]] = []
-    inner = range(edge, num_blocks - edge)
 
-    def near(section: Section, home: Home) -> bool:
-        return min(section.block, home.block) >= 0 and abs(section.block - home.block) <= edge
-
-    def emit(section: Section, block: int) -> None:
-        done: set[tuple[str, int]] = set()
-        is_inner = section.block in thin.inner
-        for action, number in thin._events(section):
-            home = thin.homes.get(number)
-            if home is None:
-                events.append((action, number))
-                continue
+    def __init__(self, thin: Sections, num_blocks: int) -> None:
+        self.thin, self.num_blocks = thin, num_blocks
+        self.events: list[tuple[int, int]] = []
+        self.spans: list[Span] = []
+        self.left_out = range(thin.edge + 1, num_blocks - thin.edge - 1)
+        self._inner = range(thin.edge, num_blocks - thin.edge)
+        self._by_name: dict[tuple[str, int], Span] = {}
+        self._together = thin.together()
+        self._next = thin.first_number
+        for section in thin.all:
+            self._emit(section, self.full(section.block), is_copy=False)
+            if section.way == "forward" and section.block == thin.edge:
+                for block in self.left_out:
+                    self._emit(section, block, is_copy=True)
+            elif section.way == "backward" and section.block == thin.edge + 1:
+                for block in reversed(self.left_out):
+                    self._emit(section, block, is_copy=True)
+        self.alive: set[int] = set()
+        for action, number in self.events:
             if action == ALLOC:
-                events.append((ALLOC, home._replace(block=block)))
-                continue
-            key = (section.way, section.block, home.way, home.place)
-            if home.block in thin.inner and not is_inner and key in together:
-                if key[2:] not in done:
-                    done.add(key[2:])
-                    events.extend((FREE, home._replace(block=other)) for other in inner)
-                continue
-            if is_inner or near(section, home):
-                freed = block + home.block - section.block
-            else:
-                freed = full(home.block, thin, num_blocks)
-            events.append((FREE, home._replace(block=freed)))
+                self.alive.add(number)
+            elif number in self.alive:
+                self.alive.remove(number)
+            elif number >= thin.first_number:
+                raise UnevenError
 
-    copies = left_out(thin, num_blocks)
-    for section in thin.all:
-        emit(section, full(section.block, thin, num_blocks))
-        if section.way == "forward" and section.block == edge:
-            for block in copies:
-                emit(section, block)
-        elif section.way == "backward" and section.block == edge + 1:
-            for block in reversed(copies):
-                emit(section, block)
-    alive: set[Home] = set()
-    for action, key in events:
-        if isinstance(key, int):
-            continue
-        if action == ALLOC:
-            alive.add(key)
-        elif key in alive:
-            alive.remove(key)
-        else:
+    def full(self, block: int) -> int:
+        """Return which block of the full run one of the thinned run is; -1 stays."""
+        thin = self.thin
+        return block if block <= thin.edge else block + self.num_blocks - thin.num_blocks
+
+    def _emit(self, section: Section, block: int, *, is_copy: bool) -> None:
+        thin, start, first = self.thin, self._next, section.numbers.start
+        span = Span(section, block, start, is_copy)
+        self.spans.append(span)
+        self._by_name[section.way, block] = span
+        self._next += len(section.numbers)
+        append = self.events.append
+        done: set[tuple[str, int]] = set()
+        for action, number in thin.trace.events[section.events.start : section.events.stop]:
+            if number in section.numbers:
+                append((action, start + number - first))
+                continue
+            home = thin.home(number)
+            if home is None:
+                append((FREE, number))
+                continue
+            place = thin.place(number, home)
+            for freed in self._freed(section, block, home, place, done):
+                append((FREE, self.number(home.way, freed, place)))
+
+    def _freed(
+        self, section: Section, block: int, home: Section, place: int, done: set[tuple[str, int]]
+    ) -> Sequence[int]:
+        """Return for which blocks ``section``, run as that block, frees what another allocated."""
+        thin = self.thin
+        is_inner = section.block in thin.inner
+        key = (section.way, section.block, home.way, place)
+        if home.block in thin.inner and not is_inner and key in self._together:
+            if key[2:] in done:
+                return ()
+            done.add(key[2:])
+            return self._inner
+        distance = home.block - section.block
+        is_near = min(section.block, home.block) >= 0 and abs(distance) <= thin.edge
+        return (block + distance if is_inner or is_near else self.full(home.block),)
+
+    def number(self, way: str, block: int, place: int) -> int:
+        """Return the number of a storage of the full run.
+
+        Raises:
+            UnevenError: If there is none yet.
+        """
+        span = self._by_name.get((way, block))
+        if span is None:
             raise UnevenError
-    return events, alive
+        found = self.thin.number(place, span.section) if place >= 0 else -1 - place
+        if found not in span.section.numbers:
+            raise UnevenError
+        return span.start + found - span.section.numbers.start
 
-
-def left_out(thin: Sections, num_blocks: int) -> range:
-    """Return the blocks of the full run that the thinned one does not run."""
-    return range(thin.edge + 1, num_blocks - thin.edge - 1)
-
-
-def full(block: int, thin: Sections, num_blocks: int) -> int:
-    """Return which block of the full run one of the thinned run is; -1 stays."""
-    return block if block <= thin.edge else block + num_blocks - thin.num_blocks
-
-
-def source(home: Home, thin: Sections, num_blocks: int) -> Home:
-    """Return which storage of the thinned run one of the full run is like."""
-    if home.block <= thin.edge:
-        return home
-    if home.block > num_blocks - thin.edge - 2:
-        return home._replace(block=home.block - num_blocks + thin.num_blocks)
-    return home._replace(block=thin.edge + (home.way == "backward"))
+    def moved(self, number: int) -> int:
+        """Return the number in the full run of a storage of the thinned one, or from before."""
+        home = self.thin.home(number)
+        if home is None:
+            return number
+        span = self._by_name[home.way, self.full(home.block)]
+        return span.start + number - home.numbers.start

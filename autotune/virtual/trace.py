@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -247,25 +247,25 @@ class Trace:
         with self._lock:
             self._end(number, self._copies.pop(number))
 
-    def begin_again(self, like: Storage, module: str) -> int:
-        """Count a storage like one that was taken out of the trace; return its number.
+    def begin_again(self, entry: Storage) -> None:
+        """Count a storage that was taken out of the trace; its number must be the next one.
 
         It ends by :meth:`end_again`, or with the tensor that :meth:`renumber` gave this number.
         """
-        number = self._begin(like.nbytes, like.op, like.phase, module=module, kind=like.kind)
-        self.storages[number].freed_phase = like.freed_phase
-        return number
+        self.storages.append(entry)
+        self.events.append((ALLOC, entry.index))
+        self.allocated_bytes += rounded(entry.nbytes)
+        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
 
     def end_again(self, number: int) -> None:
         """Count a storage as freed that already says in which phase it was."""
-        entry = self.storages[number]
         self.events.append((FREE, number))
-        self.allocated_bytes -= rounded(entry.nbytes)
+        self.allocated_bytes -= rounded(self.storages[number].nbytes)
 
-    def renumber(self, moved: Mapping[int, int]) -> None:
-        """Let live storages have other numbers, where the trace is about to be written anew."""
+    def renumber(self, moved: Callable[[int], int]) -> None:
+        """Give live storages other numbers, where the trace is about to be written anew."""
         for alive in self._alive.values():
-            alive.number = moved.get(alive.number, alive.number)
+            alive.number = moved(alive.number)
 
     def end(self, tensor: torch.Tensor) -> None:
         """Count the storage behind ``tensor`` as freed, though the tensor lives on in another."""
