@@ -212,14 +212,17 @@ def _makeup(report: Report, width: int, *, drawn: bool) -> list[Text]:
     pooled = None if number is None else report.pick(number).measurement
     if pooled is None or pooled.makeup is None:
         return []
-    summary = {**pooled.makeup, "host_peak_bytes": pooled.peak_of("resident_bytes") or 0}
+    summary = {
+        **pooled.makeup,
+        "allocated_bytes": pooled.peak_of("allocated_bytes"),
+        "host_peak_bytes": pooled.peak_of("resident_bytes") or 0,
+    }
     parts = [_titled(f"Trial {number} [balanced]", makeup_table(summary, width=width))]
     used, reserved = pooled.peak_of("used_bytes"), pooled.peak_of("reserved_bytes")
     if used is not None and reserved is not None:
         bridge = (
-            f"From there to the table's GiB: {format_gib(pooled.peak_of('allocated_bytes'))}"
-            f" allocated at most, {format_gib(reserved)} reserved by PyTorch's allocator,"
-            f" {format_gib(used)} used with the context; predicted."
+            f"From there to the table's GiB: {format_gib(reserved)} reserved by PyTorch's"
+            f" allocator, {format_gib(used)} used with the context; predicted."
         )
         parts[0].append("\n" + _wrap(bridge, width))
     if drawn:
