@@ -190,7 +190,8 @@ def _recommendation(report: Report, width: int) -> list[Text]:
     rates = f"predicted, {off}" if report.is_predicted else MEASURED_RATE
     legend = Text(_wrap(LEGEND.format(peak=peak, rate=rates), width), style="dim")
     parts = [_titled(title, pareto_table(report, width)).append_text(legend)]
-    parts += [Text(_wrap(text, width)) for text in pick_notes(report)]
+    notes = [*pick_notes(report), *_no_gain(report)]
+    parts += [Text(_wrap(text, width)) for text in notes]
     if any(item.changes for item in members):
         same = report.same_training()
         numbers = ", ".join(str(item.number) for item in same)
@@ -204,6 +205,21 @@ def _recommendation(report: Report, width: int) -> list[Text]:
             title = "Pareto set of those that train the same as the baseline"
             parts.append(_titled(title, pareto_table(report, width, same)))
     return parts
+
+
+def _no_gain(report: Report) -> list[str]:
+    """Return why the columns of gains are empty, in a whole sentence; nothing if they are not."""
+    if any(report.gain(item) is not None for item in report.pareto):
+        return []
+    trial = report.baseline
+    if trial is None:
+        return ["No gain is shown: the baseline has not been run."]
+    reason = f"ended as {trial.outcome.value}"
+    if trial.outcome.value.endswith("_oom"):
+        reason = "ran out of memory"
+    elif trial.outcome is Outcome.OK:
+        reason = "cannot be compared with them"
+    return [f"No gain is shown: the baseline (trial {trial.number}) {reason}."]
 
 
 def _makeup(report: Report, width: int, *, drawn: bool) -> list[Text]:
