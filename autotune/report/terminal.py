@@ -151,7 +151,7 @@ def _heading(report: Report, width: int) -> Text:
         facts.append(f"budget {format_gib(report.budget_bytes)}{source}")
     if report.min_coverage:
         facts.append(f"at least {report.min_coverage:.1%} of the loss tokens")
-    if report.weights:
+    if report.weights and not report.is_predicted:  # a prediction has no weights at all
         facts.append(f"{report.weights} weights")
     text.append("\n" + _wrap("; ".join(facts) + ".", width), style="not bold")
     if report.is_predicted:
