@@ -402,6 +402,7 @@ class Tuner:
             versions=_versions(plan.environment),
             wall_time_s=wall_time_s,
             probe_work_s=probe_work_s(loop.trials),
+            num_slots=loop.num_slots,
             command=self._command,
         )
 

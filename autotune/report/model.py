@@ -64,6 +64,8 @@ class Report:
         versions: Package to version.
         wall_time_s: From the start of the search to the report.
         probe_work_s: Of that, the time probes spent loading and training, summed over probes.
+        num_slots: Probes that ran at a time, at most; with more than one, ``probe_work_s`` may be
+            greater than ``wall_time_s``.
         command: The command line that started it.
         schema: Version of this record.
     """
@@ -98,6 +100,7 @@ class Report:
     versions: Mapping[str, str] = field(default_factory=dict)
     wall_time_s: float = 0.0
     probe_work_s: float = 0.0
+    num_slots: int = 1
     command: str = ""
     schema: int = SCHEMA
 

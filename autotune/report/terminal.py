@@ -140,9 +140,10 @@ def _heading(report: Report, width: int) -> Text:
     if report.interrupted:
         state = "interrupted; this is the report so far"
     trials = f"{len(report.trials)} trial{'' if len(report.trials) == 1 else 's'}"
+    at_once = f", up to {report.num_slots} at a time" if report.num_slots > 1 else ""
     facts = [
         f"{trials} in {format_duration(report.wall_time_s)}"
-        f" ({format_duration(report.probe_work_s)} of loading and training in probes)",
+        f" ({format_duration(report.probe_work_s)} of loading and training in probes{at_once})",
         state,
         f"global batch {report.global_batch}",
     ]

@@ -56,6 +56,17 @@ def test_a_search_ends_with_a_recommendation(
     assert "Traceback" not in done.err
 
 
+@pytest.mark.parametrize("slots", [1, 3])
+def test_several_probes_at_a_time_are_explained(
+    slots: int, machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    machine["slots"] = slots
+    done = cli(*SEARCH, "--trials", 8, "--run-dir", "here")
+    assert done.code == 0
+    assert done.err.count("several probes run at a time") == (slots > 1)
+    assert (f"up to {slots} at a time" in " ".join(done.out.split())) == (slots > 1)
+
+
 def test_json_is_the_report_and_nothing_else(
     machine: dict[str, Any], cli: Callable[..., Done]
 ) -> None:

@@ -67,6 +67,15 @@ def test_a_table_with_gains_does_not():
     assert "No gain is shown" not in render_text(make_report(mixed_trials()))
 
 
+@pytest.mark.parametrize(
+    ("num_slots", "words"),
+    [(1, "(1 min 40 s of loading and training in probes);"), (3, "in probes, up to 3 at a time);")],
+)
+def test_the_time_of_probes_says_how_many_run_at_a_time(num_slots, words):
+    text = render_text(make_report(mixed_trials(), num_slots=num_slots))
+    assert words in " ".join(text.split())
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_lines_keep_to_the_width(width):
     text = render_text(make_report(mixed_trials(), warnings=("word " * 60,)), width=width)
