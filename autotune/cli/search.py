@@ -45,14 +45,7 @@ def search(
         ),
     ] = None,
     pin: Pin = None,
-    min_coverage: Annotated[
-        float | None,
-        typer.Option(
-            help="Least share of loss tokens to train on.  [default: 0.95; 0 for a pinned length]",
-            min=0.0,
-            max=1.0,
-        ),
-    ] = None,
+    min_coverage: options.MinCoverage = None,
     split: options.Split = None,
     dataset_config: options.DatasetConfig = None,
     revision: options.Revision = None,

@@ -69,7 +69,10 @@ def test_a_table_with_gains_does_not():
 
 @pytest.mark.parametrize(
     ("num_slots", "words"),
-    [(1, "(1 min 40 s of loading and training in probes);"), (3, "in probes, up to 3 at a time);")],
+    [
+        (1, "(1 min 40 s of loading and training in probes);"),
+        (3, "in probes, up to 3 at a time);"),
+    ],
 )
 def test_the_time_of_probes_says_how_many_run_at_a_time(num_slots, words):
     text = render_text(make_report(mixed_trials(), num_slots=num_slots))
