@@ -177,12 +177,13 @@ def _search(
     report.pick("balanced")  # NoFeasibleConfigError says what came closest
     common.say(f"run folder: {tuner.folder.path}")
     best = shlex.quote(str(tuner.folder.configs / "best.yaml"))
-    common.say(f"train with: {common.program('trl')} {report.trainer} --config {best}")
+    trl = shlex.quote(common.program("trl"))
+    common.say(f"train with: {trl} {report.trainer} --config {best}")
     _say_of_weights(report.pick("balanced").config)
     if report.is_predicted:
         folder = shlex.quote(str(tuner.folder.path))
         trust = " --trust-remote-code" if settings.get("trust_remote_code") else ""
-        confirm = f"{common.program('autotune')} verify {folder}{trust}"
+        confirm = f"{shlex.quote(common.program('autotune'))} verify {folder}{trust}"
         common.say(f"all figures are predicted; confirm them on the card: {confirm}")
     return 0
 
