@@ -7,7 +7,7 @@ here means that the *search* cannot go on as asked.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 NUM_CLOSE = 3
@@ -64,6 +64,7 @@ class UnknownNameError(UsageError):
         known: All names that would have been accepted.
         where: Where the name was read, such as ``"my.yaml, line 7"``.
         listing: Sentence that says where all of them are listed; empty if nowhere.
+        hint: What to do, where near names would be of no help, as among numbers.
     """
 
     def __init__(
@@ -74,20 +75,25 @@ class UnknownNameError(UsageError):
         *,
         where: str = "",
         listing: str = "",
+        hint: str = "",
     ) -> None:
         names = sorted(set(known))
-        close = difflib.get_close_matches(name, names, n=NUM_CLOSE, cutoff=0.5)
         place = f"{where}: " if where else ""
-        if close:
-            hint = f"Did you mean {' or '.join(repr(item) for item in close)}?"
-        elif len(names) <= MAX_LISTED:
-            hint = f"Known: {', '.join(names)}." if names else "None is known."
-        else:
-            # Not close, but better than none: a list of hundreds hides what matters.
-            near = difflib.get_close_matches(name, names, n=NUM_CLOSE, cutoff=0.0)
-            hint = f"Nearest of {len(names)} known: {', '.join(near)}."
-        hint = f"{hint} {listing}".rstrip() if len(names) > MAX_LISTED else hint
+        if not hint:
+            hint = _nearest(name, names)
+            hint = f"{hint} {listing}".rstrip() if len(names) > MAX_LISTED else hint
         super().__init__(f"{place}unknown {kind} {name!r}.", hint=hint)
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=NUM_CLOSE, cutoff=0.5)
+    if close:
+        return f"Did you mean {' or '.join(repr(item) for item in close)}?"
+    if len(names) <= MAX_LISTED:
+        return f"Known: {', '.join(names)}." if names else "None is known."
+    # Not close, but better than none: a list of hundreds hides what matters.
+    near = difflib.get_close_matches(name, names, n=NUM_CLOSE, cutoff=0.0)
+    return f"Nearest of {len(names)} known: {', '.join(near)}."
 
 
 class PrerequisiteError(AutotuneError):

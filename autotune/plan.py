@@ -339,14 +339,44 @@ def make_plan(
     )
 
 
-def make_profile(request: Request, folder: RunFolder, executor: Executor) -> DataProfile:
-    """Return the token lengths of the data.
+def make_profile(
+    request: Request, folder: RunFolder, executor: Executor
+) -> tuple[DataProfile, tuple[int, ...]]:
+    """Return the token lengths of the data, and the ``max_length`` that the space offers for it.
 
     Raises:
         AutotuneError: If model or data cannot be used.
     """
     prepared = _prepare(request, request.source_keys(), folder, executor)
-    return DataProfile.from_dict(prepared["data"])
+    data = DataProfile.from_dict(prepared["data"])
+    return data, offered_lengths(request, data, ModelFacts.from_dict(prepared["model"]))
+
+
+def offered_lengths(request: Request, data: DataProfile, model: ModelFacts) -> tuple[int, ...]:
+    """Return the values of ``max_length`` that a search draws from, ascending, in tokens.
+
+    Layouts that cut rows take those of them that keep to the least coverage.
+    """
+    # Lengths are made of the data and the model's positions, whatever the device.
+    device = DeviceInfo(
+        name="cpu", kind="cpu", label="", total_bytes=0, free_bytes=0, supports_bf16=False
+    )
+    context = Context(
+        trainer=request.trainer,
+        device=device,
+        model=model,
+        data=data,
+        packages={},
+        global_batch=request.global_batch or TRL_BATCH_SIZE,
+        min_coverage=request.least_coverage,
+    )
+    values = [
+        value
+        for knob in request.space.knobs
+        if knob.name == "max_length"
+        for value in knob.values(context)
+    ]
+    return tuple(sorted(int(value) for value in values if isinstance(value, int)))
 
 
 def _prepare(

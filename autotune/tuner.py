@@ -201,6 +201,14 @@ class Tuner:
         Raises:
             AutotuneError: If model or data cannot be used.
         """
+        return self.lengths()[0]
+
+    def lengths(self) -> tuple[DataProfile, tuple[int, ...]]:
+        """Return what :meth:`profile` does, and each ``max_length`` that the space offers for it.
+
+        Raises:
+            AutotuneError: If model or data cannot be used.
+        """
         with self._scratch() as (folder, executor):
             return make_profile(self.request, folder, executor)
 
@@ -402,6 +410,7 @@ class Tuner:
             versions=_versions(plan.environment),
             wall_time_s=wall_time_s,
             probe_work_s=probe_work_s(loop.trials),
+            num_slots=loop.num_slots,
             command=self._command,
         )
 

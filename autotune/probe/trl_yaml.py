@@ -246,14 +246,15 @@ def _rate(known: Mapping[str, Any]) -> list[str]:
     rate = known["tokens_per_s"]
     source = f" {known['source']}" if "source" in known else ""
     probes = f", {known['num_probes']} probes" if known.get("num_probes", 1) > 1 else ""
+    is_predicted = known.get("source") == prediction.SOURCE
     spread = f"quartiles {format_rate(rate['low'])} to {format_rate(rate['high'])}"
-    if known.get("source") == prediction.SOURCE:
+    if is_predicted:
         # Its steps differ by their rows alone, which says nothing about how wrong it may be.
         spread = f"±{prediction.RATE_ERROR:.0%}"
     lines = [f"{format_rate(rate['median'])} tokens/s{source}, {spread}{probes}"]
-    if known.get("unranked") and known.get("source") != prediction.SOURCE:
+    if known.get("unranked") and not is_predicted:
         lines.append("too noisy to rank: more than a tenth to a side of the median")
-    if known.get("weights") == "random":
+    if known.get("weights") == "random" and not is_predicted:  # which has no weights at all
         lines.append("with random weights of the same shapes")
     if "rate_ratio" in known:
         lines.append(f"{known['rate_ratio']:.2f} x the baseline's")

@@ -26,6 +26,7 @@ LOOKS = {
     "workspaces": ("▪", "white", "#8c8c8c"),
     "activations": ("░", "green", "#55a868"),
     "temporaries": ("▚", "red", "#c44e52"),
+    "whole_blocks": ("□", "bright_black", "#c7c7c7"),
 }
 """Character, colour in a terminal and in a file; from the bottom up, what changes least first."""
 PHASES = {"load": "l", "forward": "f", "backward": "b", "optimizer": "o", "other": "·"}
@@ -33,6 +34,12 @@ WHERE = {"load": "while loading", "other": "between passes", "optimizer": "in th
 BAR_WIDTH = 30
 MIN_SIZE = 4
 MARK_LINES = 3
+MAX_MODULES = 3
+WHOLE_BLOCKS = "whole_blocks"
+WHOLE_BLOCKS_MEAN = (
+    "Whole blocks: PyTorch's allocator hands out some blocks whole though less was asked for, and"
+    " counts them as allocated."
+)
 TITLE = "Predicted memory allocated, in GiB; across: allocations and frees in order"
 
 
@@ -40,11 +47,14 @@ def makeup_table(summary: Mapping[str, Any], *, width: int = 80, num_largest: in
     """Return what the predicted peak is made of, as text of at most ``width`` columns.
 
     Args:
-        summary: As ``autotune.virtual.summary.summarise`` returns it.
+        summary: As ``autotune.virtual.summary.summarise`` returns it; with ``allocated_bytes``,
+            the peak as the modelled allocator counts it, that is the peak which is shown.
         width: Columns to keep to, as far as the words allow.
         num_largest: How many of the largest groups of storages to list.
     """
-    peak, at_peak = summary["peak_bytes"], summary["at_peak"]
+    peak, at_peak = _allocated(summary), dict(summary["at_peak"])
+    if peak > summary["peak_bytes"]:
+        at_peak[WHOLE_BLOCKS] = peak - summary["peak_bytes"]
     title = _wrap(f"Predicted {_peak_line(summary)}: {format_gib(peak)} allocated.", width)
     text = Text().append(title, "bold")
     sizes = [max(map(len, ["total", *map(_words, at_peak)])), max(6, len(gib(peak))), 6]
@@ -57,6 +67,8 @@ def makeup_table(summary: Mapping[str, Any], *, width: int = 80, num_largest: in
         text.append(f"\n{_words(kind):<{sizes[0]}}  {cells}")
         if kind != "total" and bar_width >= MIN_SIZE:
             text.append(f"  {_look(kind)[0] * max(1, round(share * bar_width))}", _look(kind)[1])
+    if WHOLE_BLOCKS in at_peak:
+        text.append("\n" + _wrap(WHOLE_BLOCKS_MEAN, width))
     text.append("\nLargest at the peak, predicted:" if summary["largest"] else "", "bold")
     for group in summary["largest"][:num_largest]:
         line = f"- {format_gib(group['bytes'])} {_words(group['kind'])}: {_group(group)}"
@@ -83,7 +95,7 @@ def timeline_picture(
     Returns:
         Lines joined by line breaks; empty if nothing was ever in use.
     """
-    timeline, peak = summary["timeline"], summary["peak_bytes"]
+    timeline, peak = summary["timeline"], _allocated(summary)
     if not peak or not timeline["points"]:
         return Text()
     kinds = _stacked(timeline["kinds"])
@@ -134,7 +146,7 @@ def save_timeline(
     """
     target = Path(path)
     figure = new_figure(target)
-    timeline, peak = summary["timeline"], summary["peak_bytes"]
+    timeline, peak = summary["timeline"], _allocated(summary)
     axes = figure.subplots()
     if timeline["points"]:
         # The last point holds until the end: a step has a width.
@@ -166,6 +178,14 @@ def save_timeline(
     return save_figure(figure, target)
 
 
+def _allocated(summary: Mapping[str, Any]) -> int:
+    """Return the one peak that is shown, in bytes: as the allocator counts it, where it was asked.
+
+    It hands out some blocks whole though less was asked for, and so counts more than the tensors.
+    """
+    return max(int(summary.get("allocated_bytes") or 0), int(summary["peak_bytes"]))
+
+
 def _peak_line(summary: Mapping[str, Any]) -> str:
     event = summary["peak_event"]
     phase = event["phase"]
@@ -176,9 +196,20 @@ def _peak_line(summary: Mapping[str, Any]) -> str:
 
 
 def _group(group: Mapping[str, Any]) -> str:
+    where = WHERE.get(group["phase"], group["phase"])
+    modules = group.get("modules", ())  # earlier records know none
+    if modules:
+        tensors = "tensor" if group["count"] == 1 else "tensors"
+        return f"{group['count']} {tensors} of {_some(modules)} ({where})"
     times = f"{group['count']} x " if group["count"] > 1 else ""
     module = f" in {group['module']}" if group["module"] else ""
-    return f"{times}{group['op']}{module} ({WHERE.get(group['phase'], group['phase'])})"
+    return f"{times}{group['op']}{module} ({where})"
+
+
+def _some(names: Sequence[str]) -> str:
+    num_left = len(names) - MAX_MODULES
+    shown = ", ".join(names[:MAX_MODULES])
+    return f"{shown} and {num_left} more" if num_left > 0 else shown
 
 
 def _stacked(kinds: Sequence[str] | Mapping[str, int]) -> list[str]:
@@ -223,7 +254,7 @@ def _cell(
 
 
 def _peak_mark(summary: Mapping[str, Any], size: int) -> str:
-    label = f"predicted peak {format_gib(summary['peak_bytes'])} allocated"
+    label = f"predicted peak {format_gib(_allocated(summary))} allocated"
     column = _column(summary["peak_event"]["index"], summary["timeline"], size)
     if column + 2 + len(label) <= size:
         return " " * (MARGIN + column) + f"▼ {label}"

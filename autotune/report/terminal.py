@@ -140,9 +140,10 @@ def _heading(report: Report, width: int) -> Text:
     if report.interrupted:
         state = "interrupted; this is the report so far"
     trials = f"{len(report.trials)} trial{'' if len(report.trials) == 1 else 's'}"
+    at_once = f", up to {report.num_slots} at a time" if report.num_slots > 1 else ""
     facts = [
         f"{trials} in {format_duration(report.wall_time_s)}"
-        f" ({format_duration(report.probe_work_s)} of loading and training in probes)",
+        f" ({format_duration(report.probe_work_s)} of loading and training in probes{at_once})",
         state,
         f"global batch {report.global_batch}",
     ]
@@ -151,7 +152,7 @@ def _heading(report: Report, width: int) -> Text:
         facts.append(f"budget {format_gib(report.budget_bytes)}{source}")
     if report.min_coverage:
         facts.append(f"at least {report.min_coverage:.1%} of the loss tokens")
-    if report.weights:
+    if report.weights and not report.is_predicted:  # a prediction has no weights at all
         facts.append(f"{report.weights} weights")
     text.append("\n" + _wrap("; ".join(facts) + ".", width), style="not bold")
     if report.is_predicted:
@@ -190,7 +191,8 @@ def _recommendation(report: Report, width: int) -> list[Text]:
     rates = f"predicted, {off}" if report.is_predicted else MEASURED_RATE
     legend = Text(_wrap(LEGEND.format(peak=peak, rate=rates), width), style="dim")
     parts = [_titled(title, pareto_table(report, width)).append_text(legend)]
-    parts += [Text(_wrap(text, width)) for text in pick_notes(report)]
+    notes = [*pick_notes(report), *_no_gain(report)]
+    parts += [Text(_wrap(text, width)) for text in notes]
     if any(item.changes for item in members):
         same = report.same_training()
         numbers = ", ".join(str(item.number) for item in same)
@@ -206,20 +208,38 @@ def _recommendation(report: Report, width: int) -> list[Text]:
     return parts
 
 
+def _no_gain(report: Report) -> list[str]:
+    """Return why the columns of gains are empty, in a whole sentence; nothing if they are not."""
+    if any(report.gain(item) is not None for item in report.pareto):
+        return []
+    trial = report.baseline
+    if trial is None:
+        return ["No gain is shown: the baseline has not been run."]
+    reason = f"ended as {trial.outcome.value}"
+    if trial.outcome.value.endswith("_oom"):
+        reason = "ran out of memory"
+    elif trial.outcome is Outcome.OK:
+        reason = "cannot be compared with them"
+    return [f"No gain is shown: the baseline (trial {trial.number}) {reason}."]
+
+
 def _makeup(report: Report, width: int, *, drawn: bool) -> list[Text]:
     """Return what the recommended trial's predicted peak is made of; nothing if measured."""
     number = report.picks().get("balanced")
     pooled = None if number is None else report.pick(number).measurement
     if pooled is None or pooled.makeup is None:
         return []
-    summary = {**pooled.makeup, "host_peak_bytes": pooled.peak_of("resident_bytes") or 0}
+    summary = {
+        **pooled.makeup,
+        "allocated_bytes": pooled.peak_of("allocated_bytes"),
+        "host_peak_bytes": pooled.peak_of("resident_bytes") or 0,
+    }
     parts = [_titled(f"Trial {number} [balanced]", makeup_table(summary, width=width))]
     used, reserved = pooled.peak_of("used_bytes"), pooled.peak_of("reserved_bytes")
     if used is not None and reserved is not None:
         bridge = (
-            f"From there to the table's GiB: {format_gib(pooled.peak_of('allocated_bytes'))}"
-            f" allocated at most, {format_gib(reserved)} reserved by PyTorch's allocator,"
-            f" {format_gib(used)} used with the context; predicted."
+            f"From there to the table's GiB: {format_gib(reserved)} reserved by PyTorch's"
+            f" allocator, {format_gib(used)} used with the context; predicted."
         )
         parts[0].append("\n" + _wrap(bridge, width))
     if drawn:

@@ -181,6 +181,22 @@ class RecorderCallback(TrainerCallback):  # type: ignore[misc]
             self._recorder.enter_phase("save")
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The rows that a probe processes, and how much of the data they stand for.
+
+    Attributes:
+        rows: The rows, tokenised and not yet cut or packed.
+        rows_ratio: Rows of the whole data per row of these.
+        tokens_ratio: Tokens that the candidate trains on in the whole data per token that it
+            trains on of these; other than ``rows_ratio`` where the longest rows were sought out.
+    """
+
+    rows: Dataset
+    rows_ratio: float
+    tokens_ratio: float
+
+
 class Session:
     """A built trainer and the rows laid out for it."""
 
@@ -236,8 +252,8 @@ class HfAdapter(ABC):
         ...
 
     @abstractmethod
-    def load_rows(self, spec: ProbeSpec, training_args: Any) -> tuple[Dataset, float]:
-        """Return the rows to process and how many original rows each stands for."""
+    def load_rows(self, spec: ProbeSpec, training_args: Any) -> Sample:
+        """Return the rows to process and how much of the data they stand for."""
         ...
 
     @abstractmethod
@@ -263,7 +279,7 @@ class HfAdapter(ABC):
             **(training_args.model_init_kwargs or {}),
         }
         training_args.model_init_kwargs = model_init_kwargs
-        rows, rows_per_row = self.load_rows(spec, training_args)
+        sample = self.load_rows(spec, training_args)
         quantization = get_quantization_config(model_args)
         model: Any = model_args.model_name_or_path
         tokenizer = AutoTokenizer.from_pretrained(
@@ -275,26 +291,26 @@ class HfAdapter(ABC):
         trainer = self.make_trainer(
             model=model,
             args=training_args,
-            train_dataset=rows,
-            eval_dataset=rows if "eval" in spec.phases else None,
+            train_dataset=sample.rows,
+            eval_dataset=sample.rows if "eval" in spec.phases else None,
             processing_class=tokenizer,
             quantization_config=quantization,
             peft_config=get_peft_config(model_args),
         )
         repeats = device.repeats() if self.batches_decide else None
-        return self._session(trainer, spec, len(rows), rows_per_row, repeats)
+        return self._session(trainer, spec, sample, repeats)
 
     def _session(
         self,
         trainer: Any,
         spec: ProbeSpec,
-        num_raw: int,
-        scale: float,
+        sample: Sample,
         repeats: MicroBatches | None,
     ) -> Session:
         processed = trainer.train_dataset
+        lengths = self.row_lengths(processed)
         schedule = plan(
-            self.row_lengths(processed),
+            lengths,
             batch_size=trainer.args.per_device_train_batch_size,
             accumulation=trainer.args.gradient_accumulation_steps,
             num_typical_steps=spec.warmup_steps + spec.measured_steps,
@@ -306,8 +322,9 @@ class HfAdapter(ABC):
         )
         facts = {
             "worst_batch": schedule.worst_batch,
-            "rows_per_epoch": len(processed) * scale,
-            "rows_per_sample": len(processed) / num_raw,
+            "rows_per_epoch": len(processed) * sample.rows_ratio,
+            "rows_per_sample": len(processed) / len(sample.rows),
+            "tokens_per_epoch": sum(lengths) * sample.tokens_ratio,
             "num_trainable_parameters": sum(
                 p.numel() for p in trainer.model.parameters() if p.requires_grad
             ),

@@ -356,10 +356,12 @@ def test_a_predicted_search_says_so_everywhere(found: Path, cli: Callable[..., D
     assert "against peak memory, predicted" in done.out
     assert "measured at" not in done.out
     assert "Predicted memory allocated" in cli("report", found, "--verbose").out
+    assert "weights" not in done.out
     for pick in ("balanced", "0"):
         exported = cli("export", found, "--pick", pick).out
         assert "GiB predicted" in exported
         assert "predicted, not measured" in exported
+        assert "random weights" not in exported
 
 
 def test_progress_of_a_predicted_search_says_so(

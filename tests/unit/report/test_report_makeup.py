@@ -152,6 +152,41 @@ def test_the_table_names_what_lies_on_the_host():
     assert last == "Predicted peak of what is moved to the host: 3.00 GiB."
 
 
+@pytest.mark.parametrize(
+    ("count", "modules", "words"),
+    [
+        (1, ["lm_head"], "1 tensor of lm_head (in the optimizer step)"),
+        (9, ["a", "b", "c"], "9 tensors of a, b, c (in the optimizer step)"),
+        (9, ["a", "b", "c", "d", "e"], "9 tensors of a, b, c and 2 more (in the optimizer step)"),
+        (9, [], "9 x zeros_like (in the optimizer step)"),
+    ],
+)
+def test_the_table_names_modules_rather_than_operators(count, modules, words):
+    summary = make_summary()
+    summary["largest"][0] |= {"count": count, "modules": modules}
+    text = makeup.makeup_table(summary, width=100).plain
+    assert f"- 6.00 GiB optimizer states: {words}" in text.splitlines()
+
+
+def test_one_peak_is_shown_as_the_allocator_counts_it():
+    summary = make_summary() | {"allocated_bytes": 17 * GIB}
+    table = makeup.makeup_table(summary, width=160).plain
+    picture = makeup.timeline_picture(summary, 60, 8, 20 * GIB).plain
+    assert "17.00 GiB allocated." in table
+    assert "whole blocks        1.00    5.9%" in table
+    assert "total              17.00    100%" in table
+    assert "allocator hands out some blocks whole" in table
+    assert "predicted peak 17.00 GiB allocated" in picture
+    assert "the predicted peak is 3.00 GiB below it" in picture
+    assert "16.00" not in table + picture
+
+
+@pytest.mark.parametrize("allocated", [None, 16 * GIB])
+def test_without_whole_blocks_they_are_not_mentioned(allocated):
+    table = makeup.makeup_table(make_summary() | {"allocated_bytes": allocated}, width=58)
+    assert table.plain + "\n" == TABLE
+
+
 def test_the_table_lists_as_many_groups_as_asked():
     text = makeup.makeup_table(make_summary(), num_largest=1).plain
     assert "zeros_like" in text

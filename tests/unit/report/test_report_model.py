@@ -116,8 +116,21 @@ def test_same_training_compares_like_with_like():
 
 @pytest.mark.parametrize("name", ["fastets", "99", "-1", ""])
 def test_an_unknown_pick(name):
-    with pytest.raises(UnknownNameError, match="unknown trial"):
+    with pytest.raises(UnknownNameError, match="unknown trial") as caught:
         make_report(mixed_trials()).pick(name)
+    assert caught.value.hint == (
+        "Give fastest, leanest, balanced, or the number of a trial: 0 to 8."
+    )
+
+
+def test_an_unknown_pick_names_the_numbers_there_are():
+    trials = [make_trial(number) for number in (0, 1, 2, 5, 7, 8)]
+    with pytest.raises(UnknownNameError) as caught:
+        make_report(trials).pick(3)
+    assert caught.value.hint.endswith("a trial: 0 to 2, 5, 7 to 8.")
+    with pytest.raises(UnknownNameError) as caught:
+        make_report([]).pick(3)
+    assert caught.value.hint == "Give fastest, leanest, balanced, once a trial has ended."
 
 
 def test_no_feasible_trial_names_the_closest():
