@@ -1,9 +1,11 @@
 """Deep models: layers that are alike are the same work, done once.
 
-The first micro-batch runs all layers. If it did the same in each but the first and the last ones
-(:mod:`autotune.virtual.sections`), the next ones that must be run are run by a *thinned* model,
-with few of the layers in its list of them. What the others would have done is then written into
-the trace, where they would have done it, and their gradients are made.
+A *thinned* model has few of the layers in its list of them. If they did the same, but for the
+first and the last ones (:mod:`autotune.virtual.sections`), what the others would have done is
+written into the trace, where they would have done it, and their gradients are made.
+
+The first micro-batch tells how few layers do. It runs seven at each end, if all are of the same
+modules with the same attributes and that is fewer than there are; else it runs all.
 """
 
 from __future__ import annotations
@@ -48,10 +50,6 @@ class _Marked(torch.nn.Module):  # type: ignore[misc]
         except AttributeError:
             return getattr(super().__getattr__("layer"), name)
 
-    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
-        """Yield the layer's modules by the names that they have without this one."""
-        return self.layer.named_modules(*args, **kwargs)
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the layer; its result is a tensor (B, L, D), or a tuple that begins with it."""
         self.marks.before_first()
@@ -62,6 +60,20 @@ class _Marked(torch.nn.Module):  # type: ignore[misc]
             # Called when its whole gradient is there: all later layers are done.
             hidden.register_hook(self.marks.before_backward)
         return result
+
+
+class _Layers(torch.nn.ModuleList):  # type: ignore[misc]
+    """A list of layers that stands for another one.
+
+    Attributes:
+        usual: The other one, whose modules have the names and count as the model's.
+    """
+
+    usual: torch.nn.ModuleList
+
+    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
+        """Yield what the other one does."""
+        return self.usual.named_modules(*args, **kwargs)
 
 
 class _Marks:
@@ -125,9 +137,12 @@ class Depth:
         """
         if self._place is None or (self._is_known and self._shape is None):
             return step()
-        if not self._is_known:
-            return self._run_all(step)
-        found = self._run_thin(step, accumulates)
+        is_first, self._is_known = not self._is_known, True
+        if is_first:
+            self._shape = _likely_shape(list(getattr(*self._place)))
+            if self._shape is None:
+                return self._run_all(step)
+        found = self._run_thin(step, accumulates, is_first=is_first)
         if found is None:  # which leaves less behind than running it with all layers does
             self._shape = None
             return step()
@@ -135,11 +150,15 @@ class Depth:
 
     def _run_all(self, step: Callable[[], Any]) -> Any:
         assert self._place is not None
-        self._is_known = True
         layers = list(getattr(*self._place))
         start = _mark(self._trace)
         with self._with_layers(layers) as marks:
             result = step()
+        self._shape = self._fewest(start, marks)
+        return result
+
+    def _fewest(self, start: Mark, marks: _Marks) -> tuple[int, int] | None:
+        """Return the period and the edge with which few layers would have told the same."""
         for shape in _shapes(marks.forward, marks.backward):
             try:
                 parts = Sections(self._trace, start, marks.forward, marks.backward, *shape)
@@ -147,9 +166,8 @@ class Depth:
                 parts.together()
             except UnevenError:
                 continue
-            self._shape = shape
-            break
-        return result
+            return shape
+        return None
 
     @contextmanager
     def _with_layers(self, layers: Sequence[torch.nn.Module]) -> Iterator[_Marks]:
@@ -158,13 +176,18 @@ class Depth:
         holder, name = self._place
         usual = getattr(holder, name)
         marks = _Marks(self._trace)
-        setattr(holder, name, torch.nn.ModuleList(_Marked(layer, marks) for layer in layers))
+        few = _Layers(_Marked(layer, marks) for layer in layers)
+        # Not as an attribute that is a part of it.
+        few.__dict__["usual"] = usual
+        setattr(holder, name, few)
         try:
             yield marks
         finally:
             setattr(holder, name, usual)
 
-    def _run_thin(self, step: Callable[[], Any], accumulates: bool) -> tuple[Any] | None:
+    def _run_thin(
+        self, step: Callable[[], Any], accumulates: bool, *, is_first: bool
+    ) -> tuple[Any] | None:
         """Return the loss; None if this could not be done."""
         assert self._place is not None
         assert self._shape is not None
@@ -189,9 +212,51 @@ class Depth:
             # A model that needs its layers' number, or a micro-batch that treats them unlike.
             before.forget([] if accumulates else [p for layer in thin for p in layer.parameters()])
             return None
+        if is_first:
+            self._shape = self._fewest(before.mark, marks) or self._shape
         writer.write()
         self.num_thinned += 1
         return (result,)
+
+
+def _likely_shape(layers: Sequence[torch.nn.Module]) -> tuple[int, int] | None:
+    """Return a period and an edge that will do if layers made alike run alike; None for all."""
+    edge = max(_EDGES)
+    traits: list[list[tuple[Any, ...]]] = []
+    for period in _PERIODS:
+        if _num_run(len(layers), period, edge) > _MOST_RUN * len(layers):
+            return None
+        traits = traits or [_traits(layer) for layer in layers]
+        pairs = zip(range(len(layers)), range(period, len(layers)), strict=False)
+        if all(_are_alike(traits[a], a, traits[b], b) for a, b in pairs):
+            return period, edge
+    return None
+
+
+def _traits(layer: torch.nn.Module) -> list[tuple[Any, ...]]:
+    """Return what a layer is made of: modules, plain attributes, parameters, buffers and hooks."""
+    found: list[tuple[Any, ...]] = []
+    for name, module in layer.named_modules():
+        hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
+        found.append((name, type(module), hooks))
+        found += [item for item in vars(module).items() if isinstance(item[1], _PLAIN)]
+        for key, value in (*module._parameters.items(), *module._buffers.items()):
+            if value is not None:
+                found.append((key, value.shape, value.dtype, value.requires_grad))
+    return found
+
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def _are_alike(
+    one: Sequence[tuple[Any, ...]], a: int, other: Sequence[tuple[Any, ...]], b: int
+) -> bool:
+    """Whether traits are the same, but for those that say which layer it is: ``a`` or ``b``."""
+    return len(one) == len(other) and all(
+        x == y or (x[0] == y[0] and x[1:] == (a,) and y[1:] == (b,))
+        for x, y in zip(one, other, strict=True)
+    )
 
 
 def _shapes(forward: Sequence[Mark], backward: Sequence[Mark]) -> Iterator[tuple[int, int]]:
