@@ -22,6 +22,7 @@ import torch
 from autotune.virtual import kernels, sections
 from autotune.virtual.errors import OutOfMemory
 from autotune.virtual.sections import Mark, Sections, UnevenError
+from autotune.virtual.state import current
 from autotune.virtual.trace import ALLOC, FREE, Cost, Storage, Trace
 
 _PERIODS = (1, 2, 3, 4, 5, 6, 8)
@@ -63,17 +64,30 @@ class _Marked(torch.nn.Module):  # type: ignore[misc]
 
 
 class _Layers(torch.nn.ModuleList):  # type: ignore[misc]
-    """A list of layers that stands for another one.
+    """A list of layers that holds them all, and gives a few to those that go through it.
 
-    Attributes:
-        usual: The other one, whose modules have the names and count as the model's.
+    Whoever asks the model for its modules, to name them, hook into them or find parameters, sees
+    them all: such things are done once.
+
+    Args:
+        layers: All of them.
+        few: Those to run, in order.
     """
 
-    usual: torch.nn.ModuleList
+    _few: Sequence[torch.nn.Module] = ()
 
-    def named_modules(self, *args: Any, **kwargs: Any) -> Any:
-        """Yield what the other one does."""
-        return self.usual.named_modules(*args, **kwargs)
+    def __init__(self, layers: Sequence[torch.nn.Module], few: Sequence[torch.nn.Module]) -> None:
+        super().__init__(layers)
+        self._few = list(few)
+
+    def __len__(self) -> int:
+        return len(self._few)
+
+    def __iter__(self) -> Iterator[torch.nn.Module]:
+        return iter(self._few)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._few[index]
 
 
 class _Marks:
@@ -121,35 +135,42 @@ class Depth:
         self.num_thinned = 0
         self._trace = trace
         self._place = _find_layers(model)
+        self._parameters = list(model.parameters())
         self._shape: tuple[int, int] | None = None
-        self._is_known = self._place is None
+        self._is_known = self._has_run = False
 
     def give_up(self) -> None:
         """Run all layers from now on."""
         self._place = None
 
-    def run(self, step: Callable[[], Any], *, accumulates: bool) -> Any:
-        """Run a micro-batch forward and backward.
+    def run_few(self, step: Callable[[], Any], *, accumulates: bool) -> tuple[Any] | None:
+        """Run a micro-batch with few layers, and count it as if all had been run.
 
         Args:
-            step: Does it, and returns its loss.
+            step: Runs it forward and backward, and returns its loss.
             accumulates: Whether gradients are there already.
+
+        Returns:
+            The loss; None if all layers must be run.
         """
-        if self._place is None or (self._is_known and self._shape is None):
-            return step()
+        if self._place is None:
+            return None
         is_first, self._is_known = not self._is_known, True
         if is_first:
             self._shape = _likely_shape(list(getattr(*self._place)))
-            if self._shape is None:
-                return self._run_all(step)
+        if self._shape is None:
+            return None
         found = self._run_thin(step, accumulates, is_first=is_first)
-        if found is None:  # which leaves less behind than running it with all layers does
+        if found is None:
             self._shape = None
-            return step()
-        return found[0]
+            self._has_run = not is_first
+        return found
 
-    def _run_all(self, step: Callable[[], Any]) -> Any:
-        assert self._place is not None
+    def run_all(self, step: Callable[[], Any]) -> Any:
+        """Run a micro-batch with all layers, and see whether fewer would do."""
+        if self._place is None or self._has_run:
+            return step()
+        self._has_run = True
         layers = list(getattr(*self._place))
         start = _mark(self._trace)
         with self._with_layers(layers) as marks:
@@ -176,10 +197,8 @@ class Depth:
         holder, name = self._place
         usual = getattr(holder, name)
         marks = _Marks(self._trace)
-        few = _Layers(_Marked(layer, marks) for layer in layers)
-        # Not as an attribute that is a part of it.
-        few.__dict__["usual"] = usual
-        setattr(holder, name, few)
+        few = [_Marked(layer, marks) for layer in layers]
+        setattr(holder, name, _Layers(usual, few))
         try:
             yield marks
         finally:
@@ -191,32 +210,51 @@ class Depth:
         """Return the loss; None if this could not be done."""
         assert self._place is not None
         assert self._shape is not None
-        period, edge = self._shape
         layers = list(getattr(*self._place))
-        firsts = sections.first_layers(len(layers), period)
+        firsts = sections.first_layers(len(layers), self._shape[0])
         blocks = [
             layers[first:end]
             for first, end in zip(firsts, [*firsts[1:], len(layers)], strict=True)
         ]
-        thin = list(itertools.chain(*blocks[: edge + 1], *blocks[-edge - 1 :]))
         before = _Before(self._trace)
+        # What fails there holds tensors until that function has returned.
+        found = self._try(step, before, blocks, accumulates, is_first=is_first)
+        if found is None:
+            before.take_back([] if accumulates else self._parameters)
+            return None
+        result, writer = found
+        writer.write()
+        self.num_thinned += 1
+        return (result,)
+
+    def _try(
+        self,
+        step: Callable[[], Any],
+        before: _Before,
+        blocks: Sequence[Sequence[torch.nn.Module]],
+        accumulates: bool,
+        *,
+        is_first: bool,
+    ) -> tuple[Any, _Writer] | None:
+        """Return the loss, and what writes the rest; None if few layers do not tell."""
+        assert self._place is not None
+        assert self._shape is not None
+        edge = self._shape[1]
+        few = itertools.chain(*blocks[: edge + 1], *blocks[-edge - 1 :])
         try:
-            with self._with_layers(thin) as marks:
+            with self._with_layers(list(few)) as marks:
                 result = step()
-            parts = Sections(self._trace, before.mark, marks.forward, marks.backward, period, edge)
+            parts = Sections(self._trace, before.mark, marks.forward, marks.backward, *self._shape)
             parts.check()
             writer = _Writer(before, parts, blocks, self._place[1], accumulates)
         except OutOfMemory:
             raise
         except Exception:  # noqa: BLE001 - it is run again, and fails again if it must
-            # A model that needs its layers' number, or a micro-batch that treats them unlike.
-            before.forget([] if accumulates else [p for layer in thin for p in layer.parameters()])
+            # A model that counts its layers, or a micro-batch that treats them unlike.
             return None
         if is_first:
             self._shape = self._fewest(before.mark, marks) or self._shape
-        writer.write()
-        self.num_thinned += 1
-        return (result,)
+        return result, writer
 
 
 def _likely_shape(layers: Sequence[torch.nn.Module]) -> tuple[int, int] | None:
@@ -306,14 +344,27 @@ class _Before:
         self.mark = _mark(trace)
         self.allocated_bytes, self.peak_bytes = trace.allocated_bytes, trace.peak_bytes
         self.sums = dict(trace.sums)
+        session = current()
+        self.has_workspace = set() if session is None else set(session.has_workspace)
 
-    def forget(self, made: Sequence[torch.nn.Parameter]) -> None:
-        """Take back what was counted as work, and the gradients that were made."""
+    def take_back(self, made: Sequence[torch.nn.Parameter]) -> None:
+        """Undo what was done since.
+
+        Args:
+            made: Those whose gradients go.
+        """
+        trace, mark = self.trace, self.mark
         for parameter in made:
             parameter.grad = None
-        self.trace.costs.clear()
-        self.trace.costs.update(self.mark.costs)
-        self.trace.sums, self.trace.sums_cost = dict(self.sums), self.mark.sums
+        gc.collect()
+        # What still lives stays in the trace: it is less than all layers leave.
+        is_forgotten = trace.take_back(mark.event, mark.number, self.peak_bytes)
+        session = current()
+        if is_forgotten and session is not None:
+            session.has_workspace = self.has_workspace
+        trace.costs.clear()
+        trace.costs.update(mark.costs)
+        trace.sums, trace.sums_cost = dict(self.sums), mark.sums
 
 
 class _Writer:

@@ -247,6 +247,30 @@ class Trace:
         with self._lock:
             self._end(number, self._copies.pop(number))
 
+    def take_back(self, event: int, number: int, peak_bytes: int) -> bool:
+        """Forget what was done since, if all of it but workspaces is freed and nothing else is.
+
+        Args:
+            event: Number of events to keep.
+            number: Number of storages to keep.
+            peak_bytes: The peak so far.
+
+        Returns:
+            Whether it could be forgotten. Workspaces are, too: their library must take them again.
+        """
+        with self._lock:
+            since = self.storages[number:]
+            freed = {found for action, found in self.events[event:] if action == FREE}
+            stays = [entry for entry in since if entry.index not in freed]
+            if any(found < number for found in freed) or any(
+                entry.kind != "workspaces" for entry in stays
+            ):
+                return False
+            del self.events[event:], self.storages[number:]
+            self.allocated_bytes -= sum(rounded(entry.nbytes) for entry in stays)
+            self.peak_bytes = peak_bytes
+            return True
+
     def begin_again(self, entry: Storage) -> None:
         """Count a storage that was taken out of the trace; its number must be the next one.
 

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import agreement_kit as kit
 import pytest
+from copies_kit import both_ways, fill_caches, two_steps
 from transformers import GPT2Config, MixtralConfig, OPTConfig
 
 from autotune.space.context import Context
 from autotune.space.space import SearchSpace
 from autotune.testing.contexts import make_gpu
-from autotune.trainers.hf import accumulation
-from autotune.virtual import cards
-from autotune.virtual.api import session_for
-from autotune.virtual.repeats import Repeats
-from autotune.virtual.replay import Replay
-from autotune.virtual.trace import ALLOC, FREE, Trace
 
 EQUAL = (96,) * 64
 VARIED = 3 * (96,) + (88,) + 15 * (56, 64, 72, 88)
 """Multiples of 8, for which attention runs the same operators; so few of the longest that every
 batch of four is padded, the largest one too."""
 
-INPUT_BYTES = 32_768
-"""More than a micro-batch's input tensors take. Offloading and reentrant checkpointing hold on to
-them until the next one; one that is not run does not."""
 LORA = {"use_peft": True, "lora_r": 4}
 NF4 = {**LORA, "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 NUM_RANDOM = 20
@@ -53,15 +44,7 @@ def tiny(folder: Path) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def _filled_caches(folder: Path, tiny: str, equal: str) -> None:
-    """Let bitsandbytes make its code tables, of which a process has one."""
-    for number, config in enumerate(
-        (
-            {**NF4, "use_bnb_nested_quant": True},
-            {**LORA, "load_in_8bit": True, "optim": "adamw_8bit"},
-        )
-    ):
-        spec = kit.make_spec(folder / f"first{number}", tiny, equal, config)
-        kit.run_on(session_for(cards.find("a100-sxm-80gb")), spec)
+    fill_caches(folder, tiny, equal)
 
 
 @pytest.fixture(scope="module")
@@ -78,76 +61,6 @@ def varied(folder: Path) -> str:
 def context() -> Context:
     """Return what a search for a card would know of the tiny model and the rows."""
     return kit.know(EQUAL, device=make_gpu(), global_batch=8)
-
-
-def both_ways(
-    tmp_path: Path, tiny: str, rows: str, config: Mapping[str, Any], **changes: Any
-) -> tuple[int, int]:
-    """Run it all, and spare what repeats; check that everything is the same.
-
-    Returns:
-        Micro-batches that were spared, and all.
-    """
-    changes = {"overlay": {}, "representative": True, "first_worst_steps": 1, **changes}
-    slack_bytes = INPUT_BYTES if config.get("activation_offloading") else 0
-    settings = str(config.get("env", {}).get("PYTORCH_ALLOC_CONF", ""))
-    runs = []
-    for name in ("all", "spared"):
-        spec = kit.make_spec(tmp_path / name, tiny, rows, config, **changes)
-        card = session_for(cards.find("a100-sxm-80gb"))
-        repeats = Repeats(card.trace)
-        steps = kit.run_on(card, spec, repeats if name == "spared" else None)
-        allocator = Replay(card.trace, settings=settings, limit_bytes=None)
-        allocator.advance()
-        runs.append((steps, card.trace, allocator.peak_reserved_bytes))
-    (ran, ran_trace, ran_reserved), (copied, copied_trace, copied_reserved) = runs
-    assert kit.figures(copied) == pytest.approx(kit.figures(ran), rel=0, abs=slack_bytes)
-    assert copied.host_peak_bytes == ran.host_peak_bytes
-    assert work(copied_trace) == pytest.approx(work(ran_trace), rel=1e-9)
-    if not slack_bytes:
-        assert copied_reserved == ran_reserved
-        assert events(copied_trace) == events(ran_trace)
-    else:
-        assert copied_reserved == pytest.approx(ran_reserved, rel=0, abs=2 << 20)
-    return repeats.num_spared, accumulation(spec) * len(ran.after_bytes)
-
-
-def two_steps(tmp_path: Path, model: str, rows: str, config: Mapping[str, Any]) -> tuple[int, int]:
-    """Do it for two steps of two micro-batches, the largest first and last."""
-    accumulated = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
-    return both_ways(
-        tmp_path, model, rows, {**config, **accumulated}, measured_steps=0, rows_per_step=2
-    )
-
-
-def events(trace: Trace) -> list[tuple[int, str, int, str, str]]:
-    """Return every event of the run, with what tells its storage apart.
-
-    What is freed between two allocations is freed in an order that makes no difference.
-    """
-    found = [
-        (action, entry.op, entry.nbytes, entry.phase, trace.kind_of(entry))
-        for action, number in trace.events
-        if action in (ALLOC, FREE)
-        for entry in [trace.storages[number]]
-    ]
-    # What goes with the trainer goes when Python's collector finds it.
-    while found[-1][0] == FREE:
-        found.pop()
-    ordered: list[Any] = []
-    for is_freed, run in itertools.groupby(found, key=lambda event: event[0] == FREE):
-        together = list(run)
-        ordered += sorted(together) if is_freed else together
-    return ordered
-
-
-def work(trace: Trace) -> dict[str, float]:
-    """Return the operators and predicted seconds of each phase."""
-    return {
-        f"{phase} {name}": value
-        for phase, cost in trace.costs.items()
-        for name, value in (("operators", cost.num_ops), ("seconds", cost.seconds))
-    }
 
 
 @pytest.mark.trl
@@ -169,7 +82,7 @@ def test_equal_micro_batches_are_spared(
     config: dict[str, Any], batch_size: int, num_spared: int, tmp_path: Path, tiny: str, equal: str
 ) -> None:
     accumulation = 8 // batch_size
-    found, _ = both_ways(
+    found = both_ways(
         tmp_path,
         tiny,
         equal,
@@ -181,7 +94,7 @@ def test_equal_micro_batches_are_spared(
         measured_steps=1 if accumulation == 1 else 0,
         rows_per_step=2,
     )
-    assert found == num_spared
+    assert found.num_spared == num_spared
 
 
 @pytest.mark.trl
@@ -203,10 +116,10 @@ def test_rows_of_varying_length(
     config: dict[str, Any], tmp_path: Path, tiny: str, varied: str
 ) -> None:
     """The largest micro-batch comes first and last; the one between shows what repeats."""
-    found, _ = both_ways(
+    found = both_ways(
         tmp_path, tiny, varied, {**config, "per_device_train_batch_size": 8}, measured_steps=1
     )
-    assert found == 1
+    assert found.num_spared == 1
 
 
 @pytest.mark.trl
@@ -219,7 +132,8 @@ def test_gradients_are_made_where_they_were_added_and_added_where_they_were_made
     config: dict[str, Any], tmp_path: Path, tiny: str, varied: str
 ) -> None:
     """The largest micro-batch begins the first step and ends the last one."""
-    assert two_steps(tmp_path, tiny, varied, config) == (1, 4)
+    found = two_steps(tmp_path, tiny, varied, config)
+    assert (found.num_spared, found.num_all) == (1, 4)
 
 
 @pytest.mark.trl
@@ -229,7 +143,8 @@ def test_one_typical_micro_batch_is_run_once(
 ) -> None:
     """It adds its gradients in the first step, and makes them in the last one."""
     alike = kit.write_rows(folder / f"alike{len(config)}", (96, 96) + 80 * (64,))
-    assert two_steps(tmp_path, tiny, alike, config) == (2, 4)
+    found = two_steps(tmp_path, tiny, alike, config)
+    assert (found.num_spared, found.num_all) == (2, 4)
 
 
 @pytest.mark.trl
@@ -246,7 +161,8 @@ def test_one_typical_micro_batch_is_run_once(
 def test_settings_beyond_the_space(
     config: dict[str, Any], tmp_path: Path, tiny: str, varied: str
 ) -> None:
-    assert two_steps(tmp_path, tiny, varied, config) == (1, 4)
+    found = two_steps(tmp_path, tiny, varied, config)
+    assert (found.num_spared, found.num_all) == (1, 4)
 
 
 @pytest.mark.trl
@@ -269,7 +185,8 @@ def test_other_architectures(kind: str, tmp_path: Path, varied: str) -> None:
         GPT2Config(
             **shape, n_embd=64, n_layer=3, n_head=4, architectures=["GPT2LMHeadModel"]
         ).save_pretrained(model)
-    assert two_steps(tmp_path, model, varied, {}) == (1, 4)
+    found = two_steps(tmp_path, model, varied, {})
+    assert (found.num_spared, found.num_all) == (1, 4)
 
 
 @pytest.mark.trl
@@ -292,5 +209,5 @@ def test_a_model_that_draws_its_layers_is_always_run(
         architectures=["OPTForCausalLM"],
     ).save_pretrained(model)
     config = {**LORA, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 16}
-    found, _ = both_ways(tmp_path, model, equal, {**config, "seed": seed}, measured_steps=2)
-    assert found == 0
+    found = both_ways(tmp_path, model, equal, {**config, "seed": seed}, measured_steps=2)
+    assert (found.num_spared, found.num_thinned) == (0, 0)
