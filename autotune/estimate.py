@@ -214,6 +214,12 @@ class Estimator:
         if self._assume_length is not None and limit and limit < self._assume_length:
             how = "packed into" if trl_config.packs(self._config) else "cut to"
             found.append(f"the assumed rows are {how} max_length, {limit:,} tokens.")
+        if self._assume_length is not None and trl_config.evaluates(self._config):
+            split = self._config.get("dataset_test_split", trl_config.TRL_TEST_SPLIT)
+            found.append(
+                f"eval_strategy: trl ends with KeyError: {split!r} unless the data has a split"
+                f" {split!r}; with --assume-length nobody looked."
+            )
         name = str(self._config["model_name_or_path"])
         if not sources.may_hold_weights(name):
             found.append(f"{sources.no_weights(name)} The prediction needs none, but trl does.")

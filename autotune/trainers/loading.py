@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -205,12 +205,15 @@ def _damaged(file: Path, error: BaseException) -> UsageError:
     )
 
 
-def open_dataset(script_args: Any, dataset_args: Any) -> datasets.Dataset:
+def open_dataset(
+    script_args: Any, dataset_args: Any, *, eval_strategy: str = "no"
+) -> datasets.Dataset:
     """Return the training split that TRL's script would train on.
 
     Args:
         script_args: TRL's ``ScriptArguments``.
         dataset_args: TRL's ``DatasetMixtureConfig``.
+        eval_strategy: When TRL evaluates; unless ``no``, its script takes the test split, too.
 
     Raises:
         PrerequisiteError: If there is no such data set or it cannot be reached.
@@ -254,12 +257,28 @@ def open_dataset(script_args: Any, dataset_args: Any) -> datasets.Dataset:
             f"the data set {named!r} has no split {split!r}.",
             hint=f"It has: {', '.join(map(str, found))}. Choose one with --split.",
         )
+    test_split = script_args.dataset_test_split
+    if eval_strategy != "no" and test_split not in found:
+        raise _nothing_to_evaluate(named, test_split, list(map(str, found)), dataset_args)
     rows = found[split]
     if len(rows) == 0:
         raise UsageError(
             f"the split {split!r} of {named!r} is empty.", hint="Choose another with --split."
         )
     return rows
+
+
+def _nothing_to_evaluate(
+    named: str, split: str, splits: Sequence[str], dataset_args: Any
+) -> UsageError:
+    hint = f"It has: {', '.join(splits)}. Name one with dataset_test_split: NAME"
+    if dataset_args.datasets:
+        hint = "Add test_split_size: 0.05, which keeps that share of the rows for evaluation"
+    return UsageError(
+        f"eval_strategy asks for evaluation, and {named!r} has no split {split!r} to evaluate on:"
+        f" trl ends with KeyError: {split!r}.",
+        hint=f"{hint}; or take eval_strategy out.",
+    )
 
 
 def _mixture_name(entry: Any) -> str:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from trl import ScriptArguments
 from trl_kit import CARD, predicted, virtual_tuner
 
 from autotune.errors import AutotuneError, UsageError
 from autotune.estimate import Estimator
 from autotune.executors.subprocess import SubprocessExecutor
-from autotune.probe import trl_file
+from autotune.probe import trl_config, trl_file
 from autotune.probe.result import Outcome
 from autotune.tuner import Budget
 
@@ -49,6 +50,7 @@ def test_a_file_written_by_hand(
         "dataloader_num_workers": 2,
         "dataloader_prefetch_factor": 2,
         "eval_strategy": "steps",
+        "dataset_test_split": "train",
         "eval_steps": 10,
         "report_to": "wandb",
         "use_cpu": True,
@@ -113,3 +115,36 @@ def test_a_data_file_in_the_place_of_a_data_set_is_told_apart_from_a_missing_one
     with pytest.raises(AutotuneError, match="is a data file") as caught:
         predicted(virtual, tmp_path / "file.yaml", keys)
     assert "data_files" in str(caught.value.hint)
+
+
+def test_evaluation_without_a_split_for_it_is_refused_as_trl_ends(
+    virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
+) -> None:
+    mixture = {"datasets": [{"path": "json", "data_files": made["dataset"], "split": "train"}]}
+    config = {"model_name_or_path": made["model"], **mixture, "eval_strategy": "steps"}
+    with pytest.raises(UsageError, match="trl ends with KeyError: 'test'") as caught:
+        predicted(virtual, tmp_path / "mixture.yaml", config)
+    assert "test_split_size" in caught.value.hint
+    assert "--assume-length" not in caught.value.hint
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    (rows / "train.jsonl").write_text('{"text": "a row"}\n')
+    config = {"model_name_or_path": made["model"], "dataset_name": str(rows)}
+    with pytest.raises(UsageError, match="no split 'test'") as caught:
+        predicted(virtual, tmp_path / "named.yaml", {**config, "eval_strategy": "epoch"})
+    assert "It has: train. Name one with dataset_test_split" in caught.value.hint
+
+
+def test_rows_can_be_kept_for_evaluation(
+    virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
+) -> None:
+    mixture = {"datasets": [{"path": "json", "data_files": made["dataset"], "split": "train"}]}
+    config = {"model_name_or_path": made["model"], **mixture, "eval_strategy": "steps"}
+    found = predicted(virtual, tmp_path / "held.yaml", {**config, "test_split_size": 0.1})
+    assert "eval" in found.cards[0].measurement.phases
+    assumed = predicted(virtual, tmp_path / "assumed.yaml", config, assume_length=64)
+    assert any("KeyError: 'test'" in note for note in assumed.notes)
+
+
+def test_trl_has_the_default_split_that_is_named() -> None:
+    assert ScriptArguments(dataset_name="x").dataset_test_split == trl_config.TRL_TEST_SPLIT
