@@ -273,7 +273,8 @@ def _check_sources(file: TrlFile, config: dict[str, Any], *, needs_data: bool) -
 def _of_a_file(error: UsageError | PrerequisiteError) -> AutotuneError:
     hint = hint_for_file(error.hint)
     if "data set" in error.message:
-        hint = f"{hint} Without the data: --assume-length N.".strip()
+        between = "\n  " if "\n" in hint else " "  # lines to copy stand alone
+        hint = f"{hint}{between}Without the data: --assume-length N.".strip()
     return type(error)(error.message, hint=hint)
 
 

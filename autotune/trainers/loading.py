@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
+import yaml
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 from safetensors import safe_open
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
@@ -16,6 +18,7 @@ from transformers.quantizers import AutoHfQuantizer
 from trl import get_dataset
 
 from autotune.errors import PrerequisiteError, UsageError
+from autotune.probe import sources
 from autotune.trainers import models
 
 
@@ -223,17 +226,18 @@ def open_dataset(
     named = script_args.dataset_name
     if dataset_args.datasets:
         named = ", ".join(_mixture_name(entry) for entry in dataset_args.datasets)
+    elif Path(named).is_file():
+        # Whether it is looked for on the hub depends on how its path is written.
+        raise UsageError(
+            f"the data set {named!r} is a data file; `dataset_name` takes a hub id or a folder.",
+            hint=_lines_for(Path(named)),
+        )
     try:
         if dataset_args.datasets:
             found = get_dataset(dataset_args)
         else:
             found = datasets.load_dataset(named, name=script_args.dataset_config)
     except FileNotFoundError as error:
-        if Path(named).is_file():
-            raise UsageError(
-                f"{named!r} is a data file; `dataset_name` takes a hub id or a folder.",
-                hint="Name its folder, or give it under `datasets:` with path and data_files.",
-            ) from error
         raise PrerequisiteError(
             f"the data set {named!r} was not found: {_short(error)}",
             hint="Give a hub id, or a json, jsonl, parquet, csv or arrow file, or a folder.",
@@ -266,6 +270,16 @@ def open_dataset(
             f"the split {split!r} of {named!r} is empty.", hint="Choose another with --split."
         )
     return rows
+
+
+def _lines_for(file: Path) -> str:
+    """Return the lines of a configuration that name a data file, as an exported one has them."""
+    try:
+        keys = sources.dataset_keys(str(file), split=None, config_name=None)
+    except UsageError as error:
+        return f"{error.message} {error.hint}"
+    lines = yaml.safe_dump({"datasets": keys["datasets"]}, sort_keys=False, width=10_000)
+    return "in place of dataset_name, write:\n" + textwrap.indent(lines.rstrip(), "    ")
 
 
 def _nothing_to_evaluate(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
+import yaml
 from trl import ScriptArguments
 from trl_kit import CARD, predicted, virtual_tuner
 
@@ -114,7 +116,12 @@ def test_a_data_file_in_the_place_of_a_data_set_is_told_apart_from_a_missing_one
     keys = {"model_name_or_path": made["model"], "dataset_name": str(rows)}
     with pytest.raises(AutotuneError, match="is a data file") as caught:
         predicted(virtual, tmp_path / "file.yaml", keys)
-    assert "data_files" in str(caught.value.hint)
+    shown = caught.value.hint.partition("write:\n")[2].partition("\n  Without")[0]
+    named = yaml.safe_load(textwrap.dedent(shown))
+    assert named["datasets"] == [{"path": "json", "data_files": str(rows), "split": "train"}]
+    right = {**named, "model_name_or_path": made["model"], "per_device_train_batch_size": 1}
+    assert predicted(virtual, tmp_path / "right.yaml", right).cards[0].fits
+    assert "\n  Without the data: --assume-length N." in caught.value.hint
 
 
 def test_evaluation_without_a_split_for_it_is_refused_as_trl_ends(
