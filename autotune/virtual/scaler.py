@@ -18,7 +18,7 @@ _LAST_WITHOUT_BFLOAT16 = (2, 13)
 ones nothing is known, and nothing is refused."""
 
 
-class RefusingScaler(torch.amp.GradScaler):
+class RefusingScaler(torch.amp.GradScaler):  # type: ignore[misc, unused-ignore]
     """A scaler that is switched off, but refuses the gradients that a real one refuses."""
 
     def __init__(self) -> None:

@@ -103,9 +103,44 @@ def test_what_trl_refuses_is_said(
     with pytest.raises(Exception, match="data set") as missing:
         predicted(virtual, tmp_path / "missing.yaml", config)
     assert "--assume-length" in missing.value.hint
-    config = {"model_name_or_path": made["model"], "attn_implementation": "nonsense"}
-    with pytest.raises(UsageError, match="does not run on"):
-        predicted(virtual, tmp_path / "attention.yaml", config, assume_length=8)
+
+
+@pytest.mark.parametrize(
+    ("keys", "verdict", "hint"),
+    [
+        ({"attn_implementation": "nonsense"}, "DOES NOT RUN: ", "Change it in "),
+        ({"packing": True, "packing_strategy": "bfdd"}, "DOES NOT RUN: ", "Change it in "),
+        (
+            {"use_peft": True, "lora_target_modules": ["nope"]},
+            "DOES NOT RUN: Target modules",
+            "Change it in ",
+        ),
+        (
+            {"attn_implementation": "flash_attention_3"},
+            "DOES NOT RUN: FlashAttention 3 is built",
+            "The card lacks it",
+        ),
+        (
+            {"torch_compile": True},
+            "CANNOT BE TOLD (unsupported): torch.compile",
+            "No other card would help",
+        ),
+    ],
+    ids=lambda item: next(iter(item)) if isinstance(item, dict) else "",
+)
+def test_a_hint_says_who_refuses(
+    keys: dict[str, object],
+    verdict: str,
+    hint: str,
+    virtual: SubprocessExecutor,
+    made: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    config = {"model_name_or_path": made["model"], **keys}
+    (card,) = predicted(virtual, tmp_path / "file.yaml", config, assume_length=64).cards
+    assert card.verdict().startswith(verdict)
+    assert card.hint.startswith(hint)
+    assert "Error: " not in card.verdict()
 
 
 def test_a_data_file_in_the_place_of_a_data_set_is_told_apart_from_a_missing_one(
