@@ -16,7 +16,7 @@ from autotune.executors.base import Executor
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.plan import PREDICTED_FIRST_WORST, PREDICTED_ROWS, predicted_steps, prepare
-from autotune.probe import refusals, sources, trl_config, trust
+from autotune.probe import peaks, refusals, sources, trl_config, trust
 from autotune.probe.result import Outcome, ProbeResult
 from autotune.probe.spec import ProbeSpec
 from autotune.probe.trl_file import TrlFile, hint_for_file
@@ -126,7 +126,12 @@ class Estimator:
             cards=tuple(found),
             coverage=trl_config.coverage(self._config, data),
             data=self._data_line(data),
-            notes=(*self._notes, *self._assumptions(data), *model.notices(predicted=True)),
+            notes=(
+                *self._notes,
+                *self._assumptions(data),
+                *model.notices(predicted=True),
+                *_on_peaks(self._config, found),
+            ),
         )
 
     @contextlib.contextmanager
@@ -313,6 +318,24 @@ def _of_a_file(error: UsageError | PrerequisiteError) -> AutotuneError:
         between = "\n  " if "\n" in hint else " "  # lines to copy stand alone
         hint = f"{hint}{between}Without the data: --assume-length N.".strip()
     return type(error)(error.message, hint=hint)
+
+
+def _on_peaks(config: Mapping[str, Any], found: Sequence[CardPrediction]) -> list[str]:
+    """Return notes on what the verdicts' peaks are, and on a mask that could be spared."""
+    notes = []
+    only, *others = found
+    if not others and only.measurement is not None and not only.fits:
+        limit = only.budget_bytes - only.context_bytes
+        notes.append(peaks.note_on_decision(only.measurement, limit))
+    masks = {card.label: peaks.mask_bytes(config, card.makeup) for card in found}
+    able = [
+        card.label
+        for card in found
+        if masks[card.label] and _card(card.device).capability >= cards.FLASH_CAPABILITY
+    ]
+    if able:
+        notes.append(peaks.note_on_mask(max(masks[label] for label in able), able))
+    return [note for note in notes if note]
 
 
 def _card(device: str) -> cards.Card:

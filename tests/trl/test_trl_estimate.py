@@ -190,3 +190,18 @@ def test_rows_can_be_kept_for_evaluation(
 
 def test_trl_has_the_default_split_that_is_named() -> None:
     assert ScriptArguments(dataset_name="x").dataset_test_split == trl_config.TRL_TEST_SPLIT
+
+
+def test_a_mask_that_flash_attention_would_spare_is_noted(
+    virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
+) -> None:
+    config = {
+        "model_name_or_path": made["model"],
+        "packing": True,
+        "max_length": 4096,
+        "bf16": False,
+        "fp16": True,
+    }
+    found = predicted(virtual, tmp_path / "p.yaml", config, "l4", "t4", assume_length=4096)
+    (note,) = [note for note in found.notes if "attention mask" in note]
+    assert "flash_attention_2 has none; NVIDIA L4 can run it" in note
