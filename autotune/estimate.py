@@ -167,7 +167,7 @@ class Estimator:
         except UnknownNameError:
             raise
         except (UsageError, PrerequisiteError) as error:
-            raise _of_a_file(error) from error
+            raise _of_a_file(error, self._file.path) from error
 
     def _probe_all(
         self, folder: RunFolder, executor: Executor, shared: _Prepared
@@ -312,8 +312,8 @@ def _check_sources(file: TrlFile, config: dict[str, Any], *, needs_data: bool) -
         )
 
 
-def _of_a_file(error: UsageError | PrerequisiteError) -> AutotuneError:
-    hint = hint_for_file(error.hint)
+def _of_a_file(error: UsageError | PrerequisiteError, path: Path) -> AutotuneError:
+    hint = hint_for_file(error.hint, path)
     if "data set" in error.message:
         between = "\n  " if "\n" in hint else " "  # lines to copy stand alone
         hint = f"{hint}{between}Without the data: --assume-length N.".strip()

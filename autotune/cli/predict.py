@@ -136,14 +136,21 @@ def _exit_code(found: Prediction) -> int:
 
 
 def _check_keys(file: TrlFile) -> None:
-    """Refuse a key that TRL does not know; a probe would find out much later."""
+    """Refuse all keys that TRL does not know; a probe would find the first, and much later."""
     from autotune.cli.trl_keys import known_keys
     from autotune.probe.trl_config import LAUNCH_KEYS
 
     known = known_keys(file.trainer)
-    for key in file.config:
-        if known and key not in known | LAUNCH_KEYS:
-            raise UnknownNameError("TRL key", key, known, where=str(file.path))
+    wrong = [
+        UnknownNameError("TRL key", key, known, where=file.place(key))
+        for key in file.config
+        if known and key not in known | LAUNCH_KEYS
+    ]
+    if len(wrong) == 1:
+        raise wrong[0]
+    if wrong:
+        told = "".join(f"\n  {error.message} {error.hint}" for error in wrong)
+        raise UsageError(f"{file.path} has {len(wrong)} keys that TRL does not know:{told}")
 
 
 def _bare(card: str) -> str:
