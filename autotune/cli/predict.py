@@ -80,8 +80,8 @@ def estimate(
 ) -> int:
     """Predict what one configuration takes on a card that is not here, and if it fits.
 
-    Of several cards, one that it fits on is enough for the exit code 0; 3 if it fits on none, and 2
-    if none of them runs it.
+    Of several cards, one that it fits on is enough for the exit code 0; 3 if it fits on none, 2 if
+    none of them runs it.
     """
     from autotune.estimate import Estimator
     from autotune.probe import trl_file

@@ -31,10 +31,10 @@ def note_on_decision(measured: Measurement, limit_bytes: int) -> str:
         return ""
     return (
         f"make-up and chart show the peak of allocated memory, {format_gib(shown)} in"
-        f" {_words(allocated)}. What decides the verdict is reserved memory and context, whose peak"
-        f" is in {_words(decides)}: {format_gib(peak.reserved_bytes)} reserved there, for at most"
-        f" {format_gib(peak.allocated_bytes)} allocated at once. The rest is fragmentation: free"
-        " parts of what the allocator holds, into which the requests did not fit."
+        f" {_words(allocated)}. What decides the verdict is reserved memory and context, whose"
+        f" peak is in {_words(decides)}: {format_gib(peak.reserved_bytes)} reserved there, for at"
+        f" most {format_gib(peak.allocated_bytes)} allocated at once. The rest is fragmentation:"
+        " free parts of what the allocator holds, into which the requests did not fit."
     )
 
 
