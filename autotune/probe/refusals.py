@@ -9,6 +9,8 @@ from autotune.probe.result import Outcome, ProbeResult
 _NOT_VIRTUAL = "NotVirtual"
 _NOT_ON_CARD = "NotOnCard"
 _MISSING = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
+_HALF_GRADIENTS = "unscale FP16 gradients"
+"""Part of what PyTorch's scaler says, which names no key of a file."""
 _NAME = re.compile(r"^\w+(Error|Exception): ")
 
 
@@ -48,6 +50,8 @@ def hint(result: ProbeResult, file: str) -> str:
             "A package is missing on this machine; the card has no part in it. Install it here, or"
             f" take what needs it out of {file}."
         )
+    if _HALF_GRADIENTS in result.detail:
+        return f"fp16: true trains float32 weights: set dtype: float32 in {file}."
     return f"Change it in {file}."
 
 

@@ -43,3 +43,11 @@ def test_the_name_of_an_exception_is_kept_only_where_it_says_something() -> None
 def test_memory_and_time_have_hints_of_their_own() -> None:
     assert "end other work" in refusals.hint(ended(None, Outcome.HOST_OOM), "my.yaml")
     assert "--probe-timeout" in refusals.hint(ended(None, Outcome.TIMEOUT), "my.yaml")
+
+
+def test_what_pytorch_says_of_half_gradients_is_put_in_keys() -> None:
+    detail = "ValueError: Attempting to unscale FP16 gradients."
+    result = ProbeResult(
+        probe_id="0", outcome=Outcome.UNSUPPORTED, error_type="ValueError", detail=detail
+    )
+    assert "dtype: float32 in my.yaml" in refusals.hint(result, "my.yaml")
