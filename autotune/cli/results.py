@@ -155,7 +155,7 @@ def _trials(files: Sequence[Path]) -> dict[Path, Trial]:
                 reports[run] = load_report(run)
             except AutotuneError:
                 reports[run] = None
-                common.say(f"there is no report in {run} to compare with")
+                common.say(_no_figures(file, run))
         report = reports[run]
         number = re.fullmatch(r"trial-(\d+)", file.stem)
         which = int(number.group(1)) if number else "balanced"
@@ -171,6 +171,13 @@ def _trials(files: Sequence[Path]) -> dict[Path, Trial]:
         else:
             common.say(f"{file.name} differs from trial {trial.number}, so it is not compared")
     return found
+
+
+def _no_figures(file: Path, run: Path) -> str:
+    """Return why the run of a file is set against no figures."""
+    if file.resolve().parent.name == "configs":
+        return f"note: {run} has no report that can be read, so nothing is compared"
+    return f"note: {file} is in no run folder, so it is run, and compared with nothing"
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
 __all__ = [
     "LAUNCH_KEYS",
     "TRL_MAX_LENGTH",
+    "TRL_TEST_SPLIT",
     "coverage",
     "evaluates",
     "for_one_card",
@@ -20,6 +21,9 @@ __all__ = [
     "packs",
     "rows_enough",
 ]
+
+TRL_TEST_SPLIT = "test"
+"""TRL's default of ``dataset_test_split``."""
 
 LAUNCH_KEYS = frozenset(
     {

@@ -76,7 +76,7 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
     if request.get("assume") is not None:
         rows = _made_up(facts.vocab_size, **request["assume"])
     else:
-        raw = open_dataset(script_args, dataset_args)
+        raw = open_dataset(script_args, dataset_args, eval_strategy=training_args.eval_strategy)
         kind = _format(raw, training_args.dataset_text_field)
         _check_chat_template(raw, tokenizer, kind, model_args.model_name_or_path)
         check_rows(raw, kind, training_args.dataset_text_field)

@@ -33,6 +33,8 @@ SOURCE_OF = {
 }
 """The key in ``sources`` that tells of each figure."""
 
+FLASH_CAPABILITY = (8, 0)
+"""From this compute capability on there is FlashAttention, 2 and PyTorch's own."""
 _TEXTS = ("name", "vendor", "architecture", "compute_capability")
 _INTEGERS = (
     "memory_bytes",

@@ -24,10 +24,18 @@ class NotVirtual(NotImplementedError):  # noqa: N818 - it says what is the case,
 
 
 class NotOnCard(ImportError, ValueError):  # noqa: N818 - as above
-    """A package has no code for the card: what importing it there says, and the candidate's fault.
+    """The card lacks what is asked for, or a package has no code for it: another card may do.
 
     Libraries expect an ``ImportError``; a ``ValueError`` is how this package refuses a candidate.
     """
+
+
+class NoKernel(NotImplementedError):  # noqa: N818 - as above
+    """PyTorch has no code for any card, though it has for the CPU: the candidate's fault."""
+
+
+REFUSALS = (NoKernel, NotOnCard, NotVirtual)
+"""What ends a run whenever it is raised, and says all in its message."""
 
 
 class OutOfMemory(Exception):  # noqa: N818 - named as PyTorch and the project's outcomes name it

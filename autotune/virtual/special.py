@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autotune.virtual import hostmemory, layers, values
+from autotune.virtual import hostmemory, layers, scaler, values
 from autotune.virtual.kernels import generic, new
 from autotune.virtual.state import current
 from autotune.virtual.trace import Cost
@@ -255,7 +255,12 @@ def isnan(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def unscale_(grads: Any, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
-    """Take a gradient scaler's factor off the gradients, which are finite."""
+    """Take a gradient scaler's factor off the gradients, which are finite.
+
+    Raises:
+        NoKernel: If a card has none for their dtype.
+    """
+    scaler.check_kernel(grads)
     generic(aten._amp_foreach_non_finite_check_and_unscale_.default, grads, found_inf, inv_scale)
     values.know_flag(found_inf, 0.0)
 

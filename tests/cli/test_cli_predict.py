@@ -337,9 +337,27 @@ def test_no_prediction_at_all(
     machine["fault"] = lambda spec: outcome
     done = cli("estimate", "good.yaml", "--device", CARD)
     assert done.code == code
-    words = "does not run on" if outcome is Outcome.UNSUPPORTED else outcome.value
-    assert words in done.err
-    assert "as the fake was told" in done.err
+    words = (
+        "DOES NOT RUN" if outcome is Outcome.UNSUPPORTED else f"CANNOT BE TOLD ({outcome.value})"
+    )
+    assert f"{words}: as the fake was told" in done.out
+
+
+def test_every_card_that_refuses_is_named(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    machine["fault"] = lambda spec: Outcome.UNSUPPORTED
+    done = cli("estimate", "good.yaml", "--device", "t4,v100-32gb")
+    assert done.code == 2
+    for label in ("Tesla T4", "Tesla V100-SXM2-32GB"):
+        assert f"{label}: DOES NOT RUN: as the fake was told" in done.out
+        assert f"hint for {label}: Change it in good.yaml." in done.err
+    done = cli("estimate", "good.yaml", "--device", "t4,v100-32gb", "--json")
+    assert done.code == 2
+    assert [card["fits"] for card in done.json["cards"]] == [False, False]
+    for card in done.json["cards"]:
+        assert card["verdict"] == "DOES NOT RUN: as the fake was told"
+        assert card["hint"] == "Change it in good.yaml."
 
 
 # --- reports of predicted runs ------------------------------------------------------------------

@@ -245,7 +245,9 @@ def test_verify_compares_with_the_report(
     assert "differs from trial" in done.err
     assert "figures" not in done.out
     Path("alone.yaml").write_text("max_length: 8\n")
-    assert cli("verify", "alone.yaml").code == 0
+    done = cli("verify", "alone.yaml")
+    assert done.code == 0
+    assert "note: alone.yaml is in no run folder, so it is run, and compared with" in done.err
     (found / "report.json").unlink()
     done = cli("verify", found)
     assert done.code == 0

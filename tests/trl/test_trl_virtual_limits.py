@@ -14,7 +14,7 @@ import transformers
 from accelerate import PartialState
 
 from autotune.virtual import realtrace
-from autotune.virtual.errors import NotVirtual
+from autotune.virtual.errors import NoKernel, NotVirtual
 
 pytestmark = pytest.mark.trl
 
@@ -127,3 +127,32 @@ def test_a_real_trace_follows_resizing() -> None:
         out = torch.empty(1, device=torch.device("cpu"))
         torch.cat([torch.ones(500), torch.ones(500)], out=out.resize_(0))
         assert trace.allocated_bytes == 4096
+
+
+FP16 = {"bf16": False, "fp16": True}
+
+
+@pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
+def test_float16_weights_cannot_be_trained_with_a_scaler(
+    max_grad_norm: float, tmp_path: Path, tiny: str, rows: str
+) -> None:
+    config = {**FP16, "dtype": "float16", "max_grad_norm": max_grad_norm}
+    with pytest.raises(ValueError, match="Attempting to unscale FP16 gradients"):
+        peak(tmp_path, tiny, rows, config)
+
+
+@pytest.mark.parametrize(
+    "config", [{"dtype": "bfloat16"}, {"use_peft": True, "load_in_4bit": True}], ids=str
+)
+def test_bfloat16_gradients_cannot_be_scaled(
+    config: dict[str, Any], tmp_path: Path, tiny: str, rows: str
+) -> None:
+    with pytest.raises(NoKernel, match="BFloat16"):
+        peak(tmp_path, tiny, rows, {**FP16, **config})
+
+
+def test_adapters_of_float16_weights_are_float32_and_can(
+    tmp_path: Path, tiny: str, rows: str
+) -> None:
+    most, _ = peak(tmp_path, tiny, rows, {**FP16, "dtype": "float16", "use_peft": True})
+    assert most > 0

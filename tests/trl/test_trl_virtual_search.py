@@ -11,7 +11,6 @@ import pytest
 from transformers import PreTrainedModel
 from trl_kit import CARD, plan_of, predicted, probe, virtual_tuner
 
-from autotune.errors import UsageError
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.probe.result import Outcome
 from autotune.report.terminal import render_text
@@ -93,13 +92,13 @@ def test_predictions_do_not_depend_on_what_ran_before(
 # --- what a card has not ------------------------------------------------------------------------
 
 
-def refused(
-    virtual: SubprocessExecutor, path: Path, card: str, model: str, **keys: Any
-) -> UsageError:
+def refused(virtual: SubprocessExecutor, path: Path, card: str, model: str, **keys: Any) -> str:
+    """Return the verdict on a card that refuses a configuration."""
     config = {"model_name_or_path": model, **keys}
-    with pytest.raises(UsageError) as caught:
-        predicted(virtual, path, config, card, assume_length=64)
-    return caught.value
+    (found,) = predicted(virtual, path, config, card, assume_length=64).cards
+    assert found.is_refusal
+    assert found.hint.startswith("The card lacks it")
+    return found.verdict()
 
 
 def test_bfloat16_is_refused_where_the_card_has_none(
@@ -107,9 +106,8 @@ def test_bfloat16_is_refused_where_the_card_has_none(
 ) -> None:
     # TRL's own default is bfloat16, too.
     for name, keys in (("asked", {"bf16": True}), ("default", {})):
-        error = refused(virtual, tmp_path / f"{name}.yaml", "t4", model, **keys)
-        assert "does not run on Tesla T4: Tesla T4" in error.message
-        assert "Tesla T4 does not support bfloat16" in error.message
+        verdict = refused(virtual, tmp_path / f"{name}.yaml", "t4", model, **keys)
+        assert verdict.startswith("DOES NOT RUN: Tesla T4 does not support bfloat16")
 
 
 def test_float16_is_predicted_there(
@@ -124,8 +122,8 @@ def test_flash_attention_is_refused_where_the_card_has_none(
     virtual: SubprocessExecutor, model: str, tmp_path: Path
 ) -> None:
     keys = {"attn_implementation": "flash_attention_2", "bf16": False, "fp16": True}
-    error = refused(virtual, tmp_path / "flash.yaml", "t4", model, **keys)
-    assert "needs compute capability 8.0, and Tesla T4 has 7.5" in error.message
+    verdict = refused(virtual, tmp_path / "flash.yaml", "t4", model, **keys)
+    assert "needs compute capability 8.0, and Tesla T4 has 7.5" in verdict
 
 
 @pytest.mark.parametrize(
