@@ -8,7 +8,7 @@ from autotune.space.context import Context
 from autotune.space.domains import Choice, IntRange, PowerOfTwo, Value
 from autotune.space.knob import LEAST, Candidate, Knob, Refusal, add, at_least, loads_alike
 from autotune.space.knobs.packages import missing
-from autotune.space.weights import excess
+from autotune.space.weights import excess, smallest_dtype
 
 _ADAPTATIONS: dict[str, dict[str, Any]] = {
     "full": {"use_peft": False, "load_in_8bit": False, "load_in_4bit": False},
@@ -60,7 +60,7 @@ def context_keys(context: Context) -> dict[str, Any]:
     if context.device.supports_bf16:
         return {"bf16": True}
     # Accepted elsewhere, fp16 has no effect on a CPU and no gradient scaler on mps.
-    return {"bf16": False, "fp16": True} if context.device.kind == "cuda" else {"bf16": False}
+    return {"bf16": False, "fp16": True} if context.device.trains_in_fp16 else {"bf16": False}
 
 
 def _refuse_adaptation(value: Value, candidate: Candidate, context: Context) -> str | None:
@@ -80,7 +80,7 @@ def _refuse_adaptation(value: Value, candidate: Candidate, context: Context) -> 
 
 def _too_large(adaptation: str, context: Context) -> Refusal | None:
     """Return why no dtype makes the weights small enough for the budget; None if one may."""
-    return excess(context, adaptation, "bfloat16" if context.device.supports_bf16 else "float32")
+    return excess(context, adaptation, smallest_dtype(context, adaptation))
 
 
 def _loads_adaptation(
@@ -144,7 +144,25 @@ def _refuse_targets(value: Value, candidate: Candidate, context: Context) -> str
 def _refuse_dtype(value: Value, candidate: Candidate, context: Context) -> str | None:
     if value == "bfloat16" and not context.device.supports_bf16:
         return f"{context.device.label} does not support bfloat16"
+    if value == "float16":
+        reason = _refuse_float16(candidate, context)
+        if reason is not None:
+            return reason
     return excess(context, str(candidate.get("adaptation", "full")), str(value))
+
+
+def _refuse_float16(candidate: Candidate, context: Context) -> str | None:
+    device = context.device
+    if device.supports_bf16:
+        return (
+            f"{device.label} supports bfloat16, which takes the same memory and needs no scaling"
+            " of the loss"
+        )
+    if not device.trains_in_fp16:
+        return f"training in float16 needs a CUDA device, and this is {device.kind}"
+    if not adapts(candidate):
+        return "PyTorch's gradient scaler refuses gradients in float16, which adaptation=full has"
+    return missing(context, "peft")
 
 
 def _refuse_optim(value: Value, candidate: Candidate, context: Context) -> str | None:
@@ -227,16 +245,17 @@ DTYPE = add(
         changes="method",
         help=(
             "How weights are stored, and with them gradients and optimizer state. With 4-bit"
-            " weights, also what they are computed in."
+            " weights, also what they are computed in. float16 is for adapters on CUDA devices"
+            " without bfloat16."
         ),
-        domain=Choice(("float32", "bfloat16")),
+        domain=Choice(("float32", "bfloat16", "float16")),
         keys=("dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype"),
         depends_on=("adaptation",),
         # Where a space is silent and TRL's float32 is too large, the search goes on with less.
         always=True,
         refuse=_refuse_dtype,
         loads_at_least=_loads_dtype,
-        leanest=("bfloat16",),
+        leanest=("bfloat16", "float16"),
     )
 )
 
