@@ -142,8 +142,7 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
         rows += [("beware", text) for text in _trust(str(known.get("device", "")))]
     if known.get("changes"):
         rows.append(("beware", f"not the baseline's training: other {_and(known['changes'])}"))
-    if "needs" in known:
-        rows.append(("needs", known["needs"]))
+    rows += [("needs", text) for text in known.get("needs", ())]
     if "device" in known:
         driver = f", driver {known['driver']}" if "driver" in known else ""
         rows.append(("device", f"{known['device']}{driver}"))

@@ -30,6 +30,17 @@ _ADAPTATIONS: dict[str, dict[str, Any]] = {
     },
 }
 
+_PEFT = ("peft",)
+_BITSANDBYTES = ("bitsandbytes",)
+_ADAPTATION_NEEDS: dict[Value, tuple[str, ...]] = {
+    name: (*_PEFT, *_BITSANDBYTES) if keys["load_in_8bit"] or keys["load_in_4bit"] else _PEFT
+    for name, keys in _ADAPTATIONS.items()
+    if keys["use_peft"]
+}
+_OPTIM_NEEDS: dict[Value, tuple[str, ...]] = {
+    "adamw_8bit": _BITSANDBYTES,
+    "paged_adamw_8bit": _BITSANDBYTES,
+}
 _LARGEST_RANK = 64
 _ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 # Attention of these models is fused or named otherwise: the list above would match nothing, which
@@ -69,13 +80,11 @@ def _refuse_adaptation(value: Value, candidate: Candidate, context: Context) -> 
         if context.model.quantized:
             return "the checkpoint is quantised, and quantised weights need adapters"
         return _too_large(name, context)
-    if reason := missing(context, "peft"):
+    if reason := missing(context, _PEFT):
         return reason
-    if name == "lora":
-        return _too_large(name, context)
-    if context.model.quantized:
+    if name != "lora" and context.model.quantized:
         return "the checkpoint is already quantised"
-    return missing(context, "bitsandbytes") or _too_large(name, context)
+    return missing(context, _ADAPTATION_NEEDS[name]) or _too_large(name, context)
 
 
 def _too_large(adaptation: str, context: Context) -> Refusal | None:
@@ -162,11 +171,11 @@ def _refuse_float16(candidate: Candidate, context: Context) -> str | None:
         return f"training in float16 needs a CUDA device, and this is {device.kind}"
     if not adapts(candidate):
         return "PyTorch's gradient scaler refuses gradients in float16, which adaptation=full has"
-    return missing(context, "peft")
+    return missing(context, _PEFT)
 
 
 def _refuse_optim(value: Value, candidate: Candidate, context: Context) -> str | None:
-    return missing(context, "bitsandbytes") if str(value).endswith("_8bit") else None
+    return missing(context, _OPTIM_NEEDS.get(value, ()))
 
 
 def _optim_no_effect(value: Value, candidate: Candidate, context: Context) -> str | None:
@@ -195,6 +204,7 @@ ADAPTATION = add(
         ),
         write=lambda value, candidate, context: dict(_ADAPTATIONS[str(value)]),
         refuse=_refuse_adaptation,
+        needs=_ADAPTATION_NEEDS,
         loads_at_least=_loads_adaptation,
         leanest=("lora_4bit_nested", "lora_4bit", "lora_8bit", "lora"),
     )
@@ -279,6 +289,7 @@ OPTIM = add(
             )
         ),
         refuse=_refuse_optim,
+        needs=_OPTIM_NEEDS,
         no_effect=_optim_no_effect,
         # Optimizers make their states in the first step.
         loads_at_least=loads_alike,
