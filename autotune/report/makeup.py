@@ -40,6 +40,9 @@ WHOLE_BLOCKS_MEAN = (
     "Whole blocks: PyTorch's allocator hands out some blocks whole though less was asked for, and"
     " counts them as allocated."
 )
+BUDGET_MEANS = "That budget is the limit less the context, which is no tensor's."
+"""Said below a picture: what it draws is allocated bytes, and budgets are about used ones."""
+
 TITLE = "Predicted memory allocated, in GiB; across: allocations and frees in order"
 
 

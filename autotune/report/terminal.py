@@ -12,7 +12,7 @@ from rich.text import Text
 from autotune.probe import prediction
 from autotune.probe.result import Outcome
 from autotune.report.cells import ending, probe_line, rate, settings, table_row
-from autotune.report.makeup import makeup_table, timeline_picture
+from autotune.report.makeup import BUDGET_MEANS, makeup_table, timeline_picture
 from autotune.report.model import Report
 from autotune.report.picks import pick_notes
 from autotune.report.plot import scatter
@@ -244,9 +244,13 @@ def _makeup(report: Report, width: int, *, drawn: bool) -> list[Text]:
         parts[0].append("\n" + _wrap(bridge, width))
     if drawn:
         budget = report.budget_bytes
+        is_less = budget is not None and used is not None and reserved is not None
         if budget is not None and used is not None and reserved is not None:
-            budget -= used - reserved  # the context's, which is no tensor's
-        parts.append(timeline_picture(summary, width=width, budget_bytes=budget))
+            budget -= used - reserved
+        picture = timeline_picture(summary, width=width, budget_bytes=budget)
+        parts.append(picture)
+        if picture.plain and is_less:
+            picture.append("\n" + _wrap(BUDGET_MEANS, width))
     return parts
 
 
