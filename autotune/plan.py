@@ -309,7 +309,7 @@ def make_plan(
     budget, source, enforced = membudget.decide(request.memory_budget_bytes, device, budget_bytes)
     occupied = int(seen.get("occupied_bytes") or 0)
     # Before the data is tokenised, which can take long.
-    membudget.check_occupied(budget, occupied)
+    membudget.check_occupied(budget, occupied, device)
     prepared = _prepare(request, keys, folder, executor)
     context = Context(
         trainer=request.trainer,
