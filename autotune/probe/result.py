@@ -144,6 +144,16 @@ def fit_bytes(peak: MemoryPeak, device_kind: str) -> int | None:
     return peak.resident_bytes if device_kind == "cpu" else peak.used_bytes
 
 
+PHASES = ("load", "first_step", "later_steps", "eval", "save")
+"""A probe's phases, in their order; the README says what each is."""
+
+
+def phase_name(phase: str) -> str:
+    """Return a phase as texts call it: ``the later steps`` for ``later_steps``."""
+    words = phase.replace("_", " ")
+    return f"the {words}" if words in ("first step", "later steps") else words
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """What a finished probe measured; raw values first, statistics derived.

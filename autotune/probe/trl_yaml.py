@@ -16,6 +16,7 @@ import yaml
 
 from autotune.errors import JournalError, UsageError
 from autotune.probe import prediction
+from autotune.probe.result import phase_name
 from autotune.units import format_gib, format_rate
 
 MARK = "# Written by autotune"
@@ -218,7 +219,7 @@ def _peak(known: Mapping[str, Any]) -> list[str]:
     if "peak_bytes" not in known:
         return []
     what = f", {known['peak_of']}" if "peak_of" in known else ""
-    phase = f", reached in {known['peak_phase']}" if "peak_phase" in known else ""
+    phase = f", reached in {phase_name(known['peak_phase'])}" if "peak_phase" in known else ""
     source = f" {known['source']}" if "source" in known else ""
     lines = [f"{format_gib(known['peak_bytes'])}{source}{what}{phase}"]
     if "budget_bytes" in known:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from autotune.probe import prediction
-from autotune.probe.result import Measurement, Outcome
+from autotune.probe.result import Measurement, Outcome, phase_name
 from autotune.report.cells import gib, percent
 from autotune.report.estimated import CardEstimate, Estimate
 from autotune.report.makeup import BUDGET_MEANS, makeup_table, timeline_picture
@@ -79,7 +79,8 @@ def _figures(card: CardEstimate, pooled: Measurement) -> list[tuple[str, str]]:
         (
             "used",
             f"{format_gib(card.used_bytes)} predicted: reserved, and"
-            f" {format_gib(card.context_bytes)} of context; reached in {pooled.peak_phase}",
+            f" {format_gib(card.context_bytes)} of context; reached in"
+            f" {phase_name(pooled.peak_phase)}",
         ),
         (
             "on the host",

@@ -43,7 +43,7 @@ class DeviceInfo:
 
     @property
     def trains_in_fp16(self) -> bool:
-        """Return whether float16 takes bfloat16's place: only CUDA has a gradient scaler for it."""
+        """Return whether float16 takes bfloat16's place: only CUDA has a scaler for it."""
         return self.kind == "cuda" and not self.supports_bf16
 
     @property

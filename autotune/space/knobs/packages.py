@@ -7,7 +7,6 @@ from collections.abc import Iterable
 
 from autotune.space.context import Context
 
-
 _REQUIREMENT = re.compile(r"([\w.-]+?)(?:>=([\d.]+))?(?:,<([\d.]+))?")
 
 

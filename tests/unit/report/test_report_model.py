@@ -180,7 +180,7 @@ def test_a_picked_trial_exports_with_the_reports_facts(tmp_path):
     assert yaml.safe_load(text)["max_length"] == 512
     assert "Written by autotune 0.1.0 on 2026-01-02T03:04:05+00:00, trial 3 of 9 (fastest" in text
     assert (
-        "15.00 GiB measured, device memory used (reserved and context), reached in first_step"
+        "15.00 GiB measured, device memory used (reserved and context), reached in the first step"
         in text
     )
     assert "trl sft --config sft.yaml" in text

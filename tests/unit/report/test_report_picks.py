@@ -124,8 +124,8 @@ def test_without_a_trial_that_ran_the_one_that_came_furthest_is_named():
     trials = [failed(0, "load"), failed(1, "later_steps"), failed(2, "first_step")]
     error = make_report(trials, lean_pins=PINS, min_coverage=0.95).nothing_fits()
     assert (
-        "Trial 1 came closest: device_oom in later_steps (CUDA out of memory. Tried to allocate"
-        " 2.00 GiB)." in error.message
+        "Trial 1 came closest: device_oom in the later steps (CUDA out of memory. Tried to"
+        " allocate 2.00 GiB)." in error.message
     )
     assert "lower --min-coverage" in error.hint
 
@@ -144,7 +144,7 @@ def test_of_trials_that_came_as_far_the_one_that_lacked_least_is_named():
         results = (replace(trials[number].results[0], detail=detail),)
         trials[number] = replace(trials[number], results=results)
     assert (
-        "Trial 2 came closest: device_oom in first_step, where 1.25 GiB more were needed."
+        "Trial 2 came closest: device_oom in the first step, where 1.25 GiB more were needed."
         in make_report(trials).nothing_fits().message
     )
 
