@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from autotune.tuner import SIZE_LIMIT
+from autotune.report.model import SIZE_LIMIT
 from autotune.units import format_duration, format_gib
 
 if TYPE_CHECKING:

@@ -119,8 +119,8 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
     Args:
         header: Any of ``version``, ``created_at``, ``trial``, ``num_trials``, ``picked_as``,
             ``source``, ``outcome``, ``feasible``, ``peak_bytes``, ``peak_of``, ``peak_phase``,
-            ``host_bytes``, ``budget_bytes``, ``tokens_per_s`` (median, low, high), ``num_probes``,
-            ``on_the_edge``, ``rate_ratio``, ``memory_ratio``, ``coverage``, ``changed``,
+            ``covers``, ``host_bytes``, ``budget_bytes``, ``tokens_per_s`` (median, low, high),
+            ``num_probes``, ``on_the_edge``, ``rate_ratio``, ``memory_ratio``, ``coverage``, ``changed``,
             ``changes``, ``unranked``, ``needs``, ``device``, ``driver``, ``weights``, ``versions``
             and ``trainer``. What is absent or None is left out.
         file_name: Name of the file, for the command to run it.
@@ -133,6 +133,8 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
         rows.append(
             ("host memory", f"{held}, beside the process itself: what the card moves there")
         )
+    if "covers" in known:
+        rows.append(("covers", known["covers"]))
     rows += [("rate", text) for text in _rate(known)]
     if "coverage" in known:
         rows.append(("trains on", f"{known['coverage']:.2%} of the data's tokens that carry loss"))

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.probe import prediction
-from autotune.probe.result import Outcome
+from autotune.probe.result import Outcome, covered
 from autotune.report.cells import ending, probe_line, rate, settings, table_row
 from autotune.report.makeup import BUDGET_MEANS, makeup_table, timeline_picture
 from autotune.report.model import Report
@@ -152,6 +152,9 @@ def _heading(report: Report, width: int) -> Text:
         facts.append(f"budget {format_gib(report.budget_bytes)}{source}")
     if report.min_coverage:
         facts.append(f"at least {report.min_coverage:.1%} of the loss tokens")
+    phases = {name for item in report.trials for run in item.measurements for name in run.phases}
+    if phases:
+        facts.append(f"probes covered {covered(phases)}")
     if report.weights and not report.is_predicted:  # a prediction has no weights at all
         facts.append(f"{report.weights} weights")
     text.append("\n" + _wrap("; ".join(facts) + ".", width), style="not bold")

@@ -10,7 +10,14 @@ from typing import Any
 
 from autotune.objectives import TIE_LIMIT, Objective
 from autotune.probe import trl_yaml, typed
-from autotune.probe.result import Interval, Measurement, MemoryPeak, Outcome, ProbeResult
+from autotune.probe.result import (
+    Interval,
+    Measurement,
+    MemoryPeak,
+    Outcome,
+    ProbeResult,
+    covered,
+)
 from autotune.space.knob import needed_by
 
 NUM_CONFIRMED_PROBES = 2
@@ -173,6 +180,7 @@ class Trial:
                 "peak_bytes": peak,
                 "peak_of": memory_name(pooled.device_kind),
                 "peak_phase": pooled.peak_phase,
+                "covers": covered(pooled.phases),
                 "host_bytes": self.host_bytes,
             }
         return {**self.facts, **own}
