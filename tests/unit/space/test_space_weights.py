@@ -120,7 +120,7 @@ def test_an_error_says_what_would_help(
     with pytest.raises(SpaceError) as caught:
         resolve(context_of(num_parameters), QUICK, **pins)
     for text in named:
-        assert text in str(caught.value)
+        assert text in f"{caught.value.message} {caught.value.hint}"
 
 
 def test_a_remedy_that_the_device_lacks_is_not_named() -> None:
