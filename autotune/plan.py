@@ -43,7 +43,8 @@ MOST_ROWS = 2**31
 DEFAULT_MIN_COVERAGE = 0.95
 """Cutting rows short is always faster and leaner, so that nothing else would win without it."""
 
-_LEAN_WEIGHTS: Mapping[str, Any] = {"dtype": "bfloat16", "adaptation": "lora_4bit"}
+_LEAN_WEIGHTS = (("dtype", "bfloat16"), ("dtype", "float16"), ("adaptation", "lora_4bit"))
+"""Pins that make weights smaller; of the two dtypes a device takes one at most."""
 
 PREPARE_TIMEOUT_S = 6 * 3600.0
 DESCRIBE_TIMEOUT_S = 300.0
@@ -247,9 +248,9 @@ class Plan:
     def lean_pins(self) -> tuple[str, ...]:
         """Return the pins, as ``knob=value``, that make weights smaller and are legal here."""
         found = []
-        for name, value in _LEAN_WEIGHTS.items():
+        for name, value in _LEAN_WEIGHTS:
             knob = registry.get(name)
-            reason = knob.refuse(value, _LEAN_WEIGHTS, self.context) if knob.refuse else None
+            reason = knob.refuse(value, dict(_LEAN_WEIGHTS), self.context) if knob.refuse else None
             if reason is None and self.request.trainer in knob.trainers:
                 found.append(f"{name}={value}")
         return tuple(found)
@@ -308,7 +309,7 @@ def make_plan(
     budget, source, enforced = membudget.decide(request.memory_budget_bytes, device, budget_bytes)
     occupied = int(seen.get("occupied_bytes") or 0)
     # Before the data is tokenised, which can take long.
-    membudget.check_occupied(budget, occupied)
+    membudget.check_occupied(budget, occupied, device)
     prepared = _prepare(request, keys, folder, executor)
     context = Context(
         trainer=request.trainer,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.probe import prediction
 from autotune.report.cells import settings
+from autotune.report.model import SIZE_LIMIT
 from autotune.report.terminal import probe_line
-from autotune.tuner import SIZE_LIMIT
 from autotune.units import format_duration, format_gib
 
 if TYPE_CHECKING:

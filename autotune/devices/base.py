@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -180,7 +181,7 @@ def check_name(name: str) -> None:
         return
     known = {"auto", *BUILT_IN, *registry.declared()}
     if kind not in known:
-        raise UnknownNameError("device", name, known)
+        raise UnknownNameError("device", name, known, hint=_card_hint(name))
     if kind in _INDEXED and colon and not (index.isascii() and index.isdecimal()):
         raise UsageError(
             f"the device {name!r} has no number after the colon.",
@@ -188,6 +189,14 @@ def check_name(name: str) -> None:
         )
     if kind in ("auto", *BUILT_IN) and kind not in _INDEXED and colon:
         raise UsageError(f"the device {kind!r} takes no index.", hint=f"Write {kind}.")
+
+
+def _card_hint(name: str) -> str:
+    """Return how to name a card of the catalogue; empty if ``name`` is none."""
+    if not cards.is_known(name):
+        return ""
+    virtual = shlex.quote(f"virtual:{name}")
+    return f"--device {virtual} predicts for that card; --device cuda is one in this machine."
 
 
 def load(name: str) -> DeviceBackend:

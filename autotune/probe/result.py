@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -142,6 +142,28 @@ class MemoryPeak:
 def fit_bytes(peak: MemoryPeak, device_kind: str) -> int | None:
     """Return the bytes of ``peak`` that decide whether a run fits on that kind of device."""
     return peak.resident_bytes if device_kind == "cpu" else peak.used_bytes
+
+
+PHASES = ("load", "first_step", "later_steps", "eval", "save")
+"""A probe's phases, in their order; the README says what each is."""
+
+
+def phase_name(phase: str) -> str:
+    """Return a phase as texts call it: ``the later steps`` for ``later_steps``."""
+    words = phase.replace("_", " ")
+    return f"the {words}" if words in ("first step", "later steps") else words
+
+
+def covered(phases: Collection[str]) -> str:
+    """Return in words which phases probes ran, and which they did not."""
+    ran = _listed([phase_name(name) for name in PHASES if name in phases], "and")
+    left = _listed([phase_name(name) for name in PHASES if name not in phases], "or")
+    return f"{ran}, not {left}" if left else ran
+
+
+def _listed(words: Sequence[str], last: str) -> str:
+    head = ", ".join(words[:-1])
+    return f"{head} {last} {words[-1]}" if head else "".join(words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

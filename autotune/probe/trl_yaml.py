@@ -16,6 +16,7 @@ import yaml
 
 from autotune.errors import JournalError, UsageError
 from autotune.probe import prediction
+from autotune.probe.result import phase_name
 from autotune.units import format_gib, format_rate
 
 MARK = "# Written by autotune"
@@ -118,10 +119,10 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
     Args:
         header: Any of ``version``, ``created_at``, ``trial``, ``num_trials``, ``picked_as``,
             ``source``, ``outcome``, ``feasible``, ``peak_bytes``, ``peak_of``, ``peak_phase``,
-            ``host_bytes``, ``budget_bytes``, ``tokens_per_s`` (median, low, high), ``num_probes``,
-            ``on_the_edge``, ``rate_ratio``, ``memory_ratio``, ``coverage``, ``changed``,
-            ``changes``, ``unranked``, ``needs``, ``device``, ``driver``, ``weights``, ``versions``
-            and ``trainer``. What is absent or None is left out.
+            ``covers``, ``host_bytes``, ``budget_bytes``, ``tokens_per_s`` (median, low, high),
+            ``num_probes``, ``on_the_edge``, ``rate_ratio``, ``memory_ratio``, ``coverage``,
+            ``changed``, ``changes``, ``unranked``, ``needs``, ``device``, ``driver``, ``weights``,
+            ``versions`` and ``trainer``. What is absent or None is left out.
         file_name: Name of the file, for the command to run it.
     """
     known = {name: value for name, value in header.items() if value is not None}
@@ -132,6 +133,8 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
         rows.append(
             ("host memory", f"{held}, beside the process itself: what the card moves there")
         )
+    if "covers" in known:
+        rows.append(("covers", known["covers"]))
     rows += [("rate", text) for text in _rate(known)]
     if "coverage" in known:
         rows.append(("trains on", f"{known['coverage']:.2%} of the data's tokens that carry loss"))
@@ -142,8 +145,7 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
         rows += [("beware", text) for text in _trust(str(known.get("device", "")))]
     if known.get("changes"):
         rows.append(("beware", f"not the baseline's training: other {_and(known['changes'])}"))
-    if "needs" in known:
-        rows.append(("needs", known["needs"]))
+    rows += [("needs", text) for text in known.get("needs", ())]
     if "device" in known:
         driver = f", driver {known['driver']}" if "driver" in known else ""
         rows.append(("device", f"{known['device']}{driver}"))
@@ -219,7 +221,7 @@ def _peak(known: Mapping[str, Any]) -> list[str]:
     if "peak_bytes" not in known:
         return []
     what = f", {known['peak_of']}" if "peak_of" in known else ""
-    phase = f", reached in {known['peak_phase']}" if "peak_phase" in known else ""
+    phase = f", reached in {phase_name(known['peak_phase'])}" if "peak_phase" in known else ""
     source = f" {known['source']}" if "source" in known else ""
     lines = [f"{format_gib(known['peak_bytes'])}{source}{what}{phase}"]
     if "budget_bytes" in known:

@@ -13,6 +13,8 @@ from typing import Any
 
 from rich.text import Text
 
+from autotune.probe.result import PHASES as RUN_PHASES
+from autotune.probe.result import phase_name
 from autotune.report.cells import gib, percent
 from autotune.report.pictures import new_figure, save_figure
 from autotune.report.plot import BUDGET_IN_SIGHT, MARGIN
@@ -35,11 +37,21 @@ BAR_WIDTH = 30
 MIN_SIZE = 4
 MARK_LINES = 3
 MAX_MODULES = 3
+LEGEND_COLUMNS = 4
+MARK_LEVELS = 4
+"""Heights at which names of marks that are close to each other stand in a plot."""
+
+CLOSE_MARKS = 0.04
+"""Share of a plot's width that a mark's name takes at most."""
+
 WHOLE_BLOCKS = "whole_blocks"
 WHOLE_BLOCKS_MEAN = (
     "Whole blocks: PyTorch's allocator hands out some blocks whole though less was asked for, and"
     " counts them as allocated."
 )
+BUDGET_MEANS = "That budget is the limit less the context, which is no tensor's."
+"""Said below a picture: what it draws is allocated bytes, and budgets are about used ones."""
+
 TITLE = "Predicted memory allocated, in GiB; across: allocations and frees in order"
 
 
@@ -146,6 +158,12 @@ def save_timeline(
     """
     target = Path(path)
     figure = new_figure(target)
+    draw_timeline(summary, figure, budget_bytes)
+    return save_figure(figure, target)
+
+
+def draw_timeline(summary: Mapping[str, Any], figure: Any, budget_bytes: int | None) -> None:
+    """Draw what :func:`save_timeline` writes into an empty figure of matplotlib."""
     timeline, peak = summary["timeline"], _allocated(summary)
     axes = figure.subplots()
     if timeline["points"]:
@@ -162,20 +180,34 @@ def save_timeline(
         )
     label = f"predicted peak, {format_gib(peak)} allocated"
     axes.plot([summary["peak_event"]["index"]], [peak / GIB], "kv", label=label)
+    title = textwrap.wrap(f"Predicted {_peak_line(summary)}", 90)
     if budget_bytes is not None:
-        is_drawn, label = _drawn(budget_bytes, peak), f"budget, {format_gib(budget_bytes)}"
-        # What is far above would squeeze the rest, so it is only named.
-        level = [budget_bytes / GIB] * 2 if is_drawn else [0, 0]
-        axes.plot([0, timeline["num_events"]], level, "r--" if is_drawn else " ", label=label)
-    for index, name in timeline["marks"]:
-        axes.axvline(index, color="grey", linestyle=":", linewidth=1)
-        place = {"x": index, "y": 0.99, "transform": axes.get_xaxis_transform()}
-        axes.text(s=name, **place, rotation=90, va="top", ha="right", fontsize="x-small")
+        label = f"budget, {format_gib(budget_bytes)}"
+        if _drawn(budget_bytes, peak):
+            axes.plot([0, timeline["num_events"]], [budget_bytes / GIB] * 2, "r--", label=label)
+        else:  # it would squeeze the rest
+            title.append(f"{label}: far above, not drawn")
+    _draw_marks(axes, timeline)
     axes.set(xlabel="allocations and frees in order", xlim=(0, max(1, timeline["num_events"])))
     axes.set_ylabel("predicted memory allocated, GiB")
-    axes.set_title("\n".join(textwrap.wrap(f"Predicted {_peak_line(summary)}", 90)), fontsize=10)
-    figure.legend(loc="outside right upper", fontsize="small", reverse=True)
-    return save_figure(figure, target)
+    axes.set_title("\n".join(title), fontsize=10)
+    # Not beside the axes, whose title names a module and may be wide.
+    figure.legend(loc="outside lower center", fontsize="small", ncols=LEGEND_COLUMNS)
+
+
+def _draw_marks(axes: Any, timeline: Mapping[str, Any]) -> None:
+    """Draw marks with their names, each below the one before where they are close."""
+    width, above, level = max(1, timeline["num_events"]), None, 0
+    for index, name in timeline["marks"]:
+        axes.axvline(index, color="grey", linestyle=":", linewidth=1)
+        is_close = above is not None and index - above < CLOSE_MARKS * width
+        level = (level + 1) % MARK_LEVELS if is_close else 0
+        above = index
+        place = {"x": index, "y": 0.99 - level / MARK_LEVELS, "rotation": 90, "va": "top"}
+        # Inside of the axes at both ends: numbers stand to the left of them.
+        side = "left" if index < width * (1 - CLOSE_MARKS) else "right"
+        transform = axes.get_xaxis_transform()
+        axes.text(s=name, **place, ha=side, fontsize="x-small", transform=transform)
 
 
 def _allocated(summary: Mapping[str, Any]) -> int:
@@ -190,9 +222,17 @@ def _peak_line(summary: Mapping[str, Any]) -> str:
     event = summary["peak_event"]
     phase = event["phase"]
     text = f"peak {WHERE.get(phase, f'in {phase}')}" if phase else "peak"
-    for name, joint in (("module", " of "), ("op", ", op "), ("mark", ", after ")):
+    for name, joint in (("module", " of "), ("op", ", op ")):
         text += f"{joint}{event[name]}" if event[name] else ""
-    return text
+    return text + _since(str(event["mark"]))
+
+
+def _since(mark: str) -> str:
+    """Return where in a run a mark places what came after it: in its phase, if it starts one."""
+    name = mark.replace(" ", "_")
+    if name in RUN_PHASES:
+        return f", in {phase_name(name)}"
+    return f", after {mark}" if mark else ""
 
 
 def _group(group: Mapping[str, Any]) -> str:

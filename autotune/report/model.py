@@ -21,6 +21,9 @@ from autotune.report.trial import Trial
 __all__ = ["PICKS", "SCHEMA", "Gain", "Report", "Trial", "damaged", "gain_of", "probe_work_s"]
 
 SCHEMA = 1
+SIZE_LIMIT = 20_000
+"""Candidates of a space are counted up to this many."""
+
 PICKS = ("fastest", "leanest", "balanced")
 
 _MAPPINGS = ("device", "model_facts", "data", "versions")
@@ -51,6 +54,7 @@ class Report:
         min_coverage: Least share (0 to 1) of loss tokens that a candidate had to train on.
         space: Name of the search space.
         space_digest: Digest of the search space.
+        num_candidates: Candidates of the space, counted up to ``SIZE_LIMIT``; 0 if not known.
         inactive_knobs: Knobs that were not searched, each with the reason.
         removed_values: Values that were not searched, such as ``optim=adamw_8bit``, each with the
             reason.
@@ -88,6 +92,7 @@ class Report:
     min_coverage: float = 0.0
     space: str = ""
     space_digest: str = ""
+    num_candidates: int = 0
     inactive_knobs: tuple[tuple[str, str], ...] = ()
     removed_values: tuple[tuple[str, str], ...] = ()
     lean_pins: tuple[str, ...] = ()

@@ -10,9 +10,9 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.probe import prediction
-from autotune.probe.result import Outcome
+from autotune.probe.result import Outcome, covered
 from autotune.report.cells import ending, probe_line, rate, settings, table_row
-from autotune.report.makeup import makeup_table, timeline_picture
+from autotune.report.makeup import BUDGET_MEANS, makeup_table, timeline_picture
 from autotune.report.model import Report
 from autotune.report.picks import pick_notes
 from autotune.report.plot import scatter
@@ -152,6 +152,9 @@ def _heading(report: Report, width: int) -> Text:
         facts.append(f"budget {format_gib(report.budget_bytes)}{source}")
     if report.min_coverage:
         facts.append(f"at least {report.min_coverage:.1%} of the loss tokens")
+    phases = {name for item in report.trials for run in item.measurements for name in run.phases}
+    if phases:
+        facts.append(f"probes covered {covered(phases)}")
     if report.weights and not report.is_predicted:  # a prediction has no weights at all
         facts.append(f"{report.weights} weights")
     text.append("\n" + _wrap("; ".join(facts) + ".", width), style="not bold")
@@ -244,9 +247,13 @@ def _makeup(report: Report, width: int, *, drawn: bool) -> list[Text]:
         parts[0].append("\n" + _wrap(bridge, width))
     if drawn:
         budget = report.budget_bytes
+        is_less = budget is not None and used is not None and reserved is not None
         if budget is not None and used is not None and reserved is not None:
-            budget -= used - reserved  # the context's, which is no tensor's
-        parts.append(timeline_picture(summary, width=width, budget_bytes=budget))
+            budget -= used - reserved
+        picture = timeline_picture(summary, width=width, budget_bytes=budget)
+        parts.append(picture)
+        if picture.plain and is_less:
+            picture.append("\n" + _wrap(BUDGET_MEANS, width))
     return parts
 
 

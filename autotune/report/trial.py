@@ -10,13 +10,17 @@ from typing import Any
 
 from autotune.objectives import TIE_LIMIT, Objective
 from autotune.probe import trl_yaml, typed
-from autotune.probe.result import Interval, Measurement, MemoryPeak, Outcome, ProbeResult
+from autotune.probe.result import (
+    Interval,
+    Measurement,
+    MemoryPeak,
+    Outcome,
+    ProbeResult,
+    covered,
+)
+from autotune.space.knob import needed_by
 
 NUM_CONFIRMED_PROBES = 2
-
-
-_NEEDED_BY_ATTENTION = {"flash_attention_2": "the package flash-attn, for its attention"}
-"""What must be installed where a configuration is run, and is not where it is predicted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,7 +171,7 @@ class Trial:
             "changed": dict(self.changed),
             "changes": list(self.changes),
             "unranked": self.is_unranked,
-            "needs": _NEEDED_BY_ATTENTION.get(str(self.config.get("attn_implementation"))),
+            "needs": needed_by(self.candidate),
         }
         if rate is not None:
             own["tokens_per_s"] = {"median": rate.median, "low": rate.low, "high": rate.high}
@@ -176,6 +180,7 @@ class Trial:
                 "peak_bytes": peak,
                 "peak_of": memory_name(pooled.device_kind),
                 "peak_phase": pooled.peak_phase,
+                "covers": covered(pooled.phases),
                 "host_bytes": self.host_bytes,
             }
         return {**self.facts, **own}

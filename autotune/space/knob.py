@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from autotune.errors import SpaceError
@@ -69,6 +69,8 @@ class Knob:
             that loading takes with the second: all before the first step, which is the weights
             above all. Either is None where the knob is inactive. Gets the candidate with the
             first value. None if that is certain of equal values alone.
+        needs: Requirements per value, such as ``flash-attn>=2.3.3``: what must be installed where
+            it is run. Rules read them for this machine, exported files name them for another.
         leanest: Values from the one that needs least device memory on, for a candidate that is to
             fit if anything does; ``LEAST`` for the smallest number. Empty to keep to the baseline.
         ignored_when_inactive: Whether a pin on an inactive knob is harmless rather than refused.
@@ -94,6 +96,7 @@ class Knob:
     trains_as: Callable[[Value, Candidate, Context], Value] | None = None
     memory_at_least: Comparison | None = None
     loads_at_least: Comparison | None = None
+    needs: Mapping[Value, tuple[str, ...]] = field(default_factory=dict)
     leanest: tuple[Value, ...] | Literal["least"] = ()
     ignored_when_inactive: bool = False
     pin_needs_active: bool = False
@@ -198,6 +201,18 @@ class Knob:
         if self.trains_as is not None:
             return self.trains_as(value, candidate, context)
         return self.effect(value, candidate, context) if self.name in candidate else None
+
+
+def needed_by(candidate: Candidate) -> list[str]:
+    """Return what must be installed to run a candidate, in words, with the value that asks."""
+    found = []
+    for name, value in candidate.items():
+        # A record may hold knobs of a package that is not installed here.
+        needs = registry.get(name).needs.get(value, ()) if name in registry.names() else ()
+        if needs:
+            plural = "s" if len(needs) > 1 else ""
+            found.append(f"the package{plural} {' and '.join(needs)}, for {name}={value}")
+    return found
 
 
 def at_least(larger: Value, smaller: Value, candidate: Candidate, context: Context) -> bool:

@@ -230,6 +230,11 @@ def find(name: str) -> Card:
     raise UnknownNameError("card", name, names, listing="`autotune gpus` lists all cards.")
 
 
+def is_known(name: str) -> bool:
+    """Return whether the catalogue has a card of that id, name or alias."""
+    return _compact(name) in _by_name()
+
+
 def _compact(name: str) -> str:
     """Return a name such that ``RTX 4090``, ``rtx_4090`` and ``rtx4090`` are ``rtx-4090``."""
     return re.sub(r"[\s_-]+", "", name.lower())

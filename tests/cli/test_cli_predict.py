@@ -415,7 +415,7 @@ def test_a_dry_run_of_predictions_confirms_none(
     search = ("search", "some/model", "some/rows", "--space", "quick", "--device", CARD)
     done = cli(*search, "--dry-run", "--trials", 5)
     assert done.code == 0
-    assert "5 trials, all predicted, take at most" in done.out
+    assert "5 trials, all predicted: usually seconds each. The bound is" in done.out
 
 
 # --- verify -------------------------------------------------------------------------------------

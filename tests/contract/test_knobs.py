@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from autotune.space.context import Context
+from autotune.space.domains import Choice
 from autotune.space.knob import Knob, registry
 from autotune.testing.contexts import PACKAGES, make_context, make_cpu, make_gpu
 
@@ -125,6 +126,22 @@ def test_what_loading_needs_is_ordered(knob: Knob, context: Context) -> None:
             for c in values:
                 if rule(a, b, {}, context) and rule(b, c, {}, context):
                     assert a == c or rule(a, c, {}, context)
+
+
+@every_knob
+def test_it_needs_no_package_that_it_does_not_declare(knob: Knob) -> None:
+    """What a rule refuses for want of a package is what the header of an export names."""
+    bare = make_context(device=make_gpu(), packages={})
+    refused = (
+        {
+            value
+            for value in knob.accepted.values
+            if knob.refuse and "package" in str(knob.refuse(value, {}, bare))
+        }
+        if isinstance(knob.accepted, Choice)
+        else set()
+    )
+    assert refused == set(knob.needs)
 
 
 @every_knob

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedModel
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from trl_kit import CARD, plan_of, predicted, probe, virtual_tuner
 
 from autotune.executors.subprocess import SubprocessExecutor
@@ -116,6 +118,36 @@ def test_float16_is_predicted_there(
     config = {"model_name_or_path": model, "bf16": False, "fp16": True}
     found = predicted(virtual, tmp_path / "fp16.yaml", config, "t4", assume_length=64)
     assert found.cards[0].fits
+
+
+def test_a_search_there_trains_adapters_on_float16_weights(
+    virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
+) -> None:
+    pins = {"dtype": "float16"}
+    tuner = virtual_tuner(virtual, made, tmp_path / "run", device="virtual:t4", pins=pins)
+    report = tuner.search(Budget(3))
+    assert len(report.trials) == 3
+    for trial in report.trials:
+        assert trial.outcome is Outcome.OK, trial.results[-1].detail
+        config = trial.config
+        assert (config["dtype"], config["fp16"], config["use_peft"]) == ("float16", True, True)
+
+
+def test_peft_keeps_adapters_of_float16_weights_in_float32(model: str) -> None:
+    """Else PyTorch's gradient scaler would refuse their gradients, as it does those of weights."""
+    base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).half()
+    adapted = get_peft_model(base, LoraConfig(target_modules="all-linear"))
+    trained = {item.dtype for item in adapted.parameters() if item.requires_grad}
+    assert trained == {torch.float32}
+
+
+def test_pytorch_s_gradient_scaler_refuses_float16_gradients() -> None:
+    """If it no longer does, the knob dtype may offer float16 for full training as well."""
+    weight = torch.nn.Parameter(torch.ones(2, dtype=torch.float16))
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(weight.float().sum()).backward()
+    with pytest.raises(ValueError, match="unscale FP16 gradients"):
+        scaler.unscale_(torch.optim.SGD([weight], lr=0.1))
 
 
 def test_flash_attention_is_refused_where_the_card_has_none(

@@ -202,11 +202,14 @@ def test_a_file_says_what_it_needs_and_that_its_rate_is_too_noisy() -> None:
     rate = {"median": 100.0, "low": 60.0, "high": 110.0}
     facts = {"tokens_per_s": rate, "source": "measured", "unranked": True}
     text = "\n".join(
-        trl_yaml.header_lines({**facts, "needs": "the package x"}, file_name="a.yaml")
+        trl_yaml.header_lines(
+            {**facts, "needs": ["the package x", "the package y"]}, file_name="a.yaml"
+        )
     )
     assert "too noisy to rank" in text
     assert "needs" in text
     assert "the package x" in text
+    assert "the package y" in text
     predicted = "\n".join(
         trl_yaml.header_lines({**facts, "source": "predicted"}, file_name="a.yaml")
     )

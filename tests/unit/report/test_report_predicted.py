@@ -77,6 +77,15 @@ def test_figures_of_memory_are_bridged():
     assert "GiB: peak of the device memory used (reserved and context)" in text
 
 
+def test_the_timeline_says_what_its_budget_is() -> None:
+    report = make_report([predicted(0)], device=VIRTUAL, budget_bytes=15 * GIB)
+    text = " ".join(render_text(report, verbose=True).split())
+    assert "budget 15.00 GiB" in text
+    assert "budget 14.00 GiB" in text
+    assert "That budget is the limit less the context, which is no tensor's." in text
+    assert "That budget" not in render_text(report)
+
+
 def test_a_block_of_figures_names_one_allocated_peak():
     trial = predicted(0)
     pooled = trial.results[0].measurement

@@ -182,7 +182,7 @@ def test_reasons_are_listed_when_asked_for():
         ),
         (
             make_failure(2),
-            "trial 2  knob=2  device_oom: tried to allocate 2.00 GiB in first_step",
+            "trial 2  knob=2  device_oom: tried to allocate 2.00 GiB in the first step",
         ),
         (
             make_failure(2, results=(), skipped_because="implied by trial 1"),
@@ -196,12 +196,12 @@ def test_reasons_are_listed_when_asked_for():
         ),
         (
             make_repeated(make_failure(2), Outcome.LOST, Outcome.LOST, Outcome.CRASHED),
-            "trial 2  knob=2  device_oom: tried to allocate 2.00 GiB in first_step"
+            "trial 2  knob=2  device_oom: tried to allocate 2.00 GiB in the first step"
             "  after 2 probes that were lost and a probe that crashed",
         ),
         (
             make_repeated(make_failure(2, Outcome.CRASHED), Outcome.CRASHED),
-            "trial 2  knob=2  crashed in first_step: CUDA out of memory. Tried to allocate"
+            "trial 2  knob=2  crashed in the first step: CUDA out of memory. Tried to allocate"
             " 2.00 GiB  after a probe that crashed",
         ),
     ],

@@ -333,6 +333,38 @@ def test_bfloat16_needs_the_device() -> None:
     assert refusal("dtype", "bfloat16", GPU) is None
 
 
+OLD_GPU = make_gpu(supports_bf16=False, label="Old GPU", capability=(7, 5))
+
+
+@pytest.mark.parametrize(
+    ("device", "adaptation", "reason"),
+    [
+        (OLD_GPU, "lora", None),
+        (OLD_GPU, "lora_8bit", None),
+        (OLD_GPU, "lora_4bit_nested", None),
+        (OLD_GPU, "full", "gradient scaler refuses"),
+        (make_gpu(name="virtual:t4", supports_bf16=False), "lora", None),
+        (make_gpu(), "lora", "supports bfloat16"),
+        (make_cpu(), "lora", "supports bfloat16"),
+        (make_cpu(supports_bf16=False), "lora", "needs a CUDA device"),
+        (make_cpu(kind="mps", supports_bf16=False), "lora", "this is mps"),
+    ],
+)
+def test_float16_weights_are_for_adapters_where_there_is_no_bfloat16(
+    device: Any, adaptation: str, reason: str | None
+) -> None:
+    found = refusal("dtype", "float16", make_context(device=device), adaptation=adaptation)
+    assert (found is None) if reason is None else (reason in str(found))
+
+
+def test_float16_weights_are_never_drawn_for_full_training() -> None:
+    context = make_context(device=OLD_GPU)
+    assert "gradient scaler" in str(refusal("dtype", "float16", context))  # TRL's default
+    assert "peft" in str(
+        refusal("dtype", "float16", make_context(device=OLD_GPU, packages={}), adaptation="lora")
+    )
+
+
 @pytest.mark.parametrize(
     ("device", "keys"),
     [
