@@ -84,6 +84,12 @@ def _refuse_adaptation(value: Value, candidate: Candidate, context: Context) -> 
         return reason
     if name != "lora" and context.model.quantized:
         return "the checkpoint is already quantised"
+    if name != "lora" and not context.device.supports_bf16 and context.device.trains_in_fp16:
+        # sft_trainer.py in TRL; PyTorch's issue 127176.
+        return (
+            f"{context.device.label} trains with fp16, and TRL gives quantised models adapters in"
+            " bfloat16, whose gradients PyTorch's scaler refuses"
+        )
     return missing(context, _ADAPTATION_NEEDS[name]) or _too_large(name, context)
 
 
