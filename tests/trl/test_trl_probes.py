@@ -364,7 +364,9 @@ def test_a_budget_is_a_wall(large: Plan, executor: SubprocessExecutor, tmp_path:
     refused = probe(executor, large, tmp_path / "small", candidate, memory_budget_bytes=small)
     assert refused.outcome is Outcome.DEVICE_OOM
     assert refused.phase == "first_step"
-    assert "allocate" in refused.detail or "memory" in refused.detail.lower()
+    # Whoever asks for the byte too many: PyTorch, Python or oneDNN.
+    detail = refused.detail.lower()
+    assert any(word in detail for word in ("allocate", "memory", "could not create a primitive"))
     assert refused.measurement is None
     roomy = round(peak * 1.3)
     # The next probe starts with all its memory.

@@ -100,6 +100,7 @@ ON_A_CARD_ONLY = {
     ("attn_implementation", "kernels-community/flash-attn2"),
     ("activation_offloading", "on"),
     ("allocator", "expandable_segments"),
+    ("dtype", "float16"),
 }
 
 
