@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.probe.result import Measurement
+from autotune.probe.result import Measurement, phase_name
 from autotune.units import format_gib
 
 _AMONG_LARGEST = 3
@@ -31,9 +31,9 @@ def note_on_decision(measured: Measurement, limit_bytes: int) -> str:
         return ""
     return (
         f"make-up and chart show the peak of allocated memory, {format_gib(shown)} in"
-        f" {_words(allocated)}. What decides the verdict is reserved memory and context, whose"
-        f" peak is in {_words(decides)}: {format_gib(peak.reserved_bytes)} reserved there, for at"
-        f" most {format_gib(peak.allocated_bytes)} allocated at once. The rest is fragmentation:"
+        f" {phase_name(allocated)}. What decides the verdict is reserved memory and context, whose"
+        f" peak is in {phase_name(decides)}: {format_gib(peak.reserved_bytes)} reserved there, for"
+        f" at most {format_gib(peak.allocated_bytes)} allocated at once. The rest is fragmentation:"
         " free parts of what the allocator holds, into which the requests did not fit."
     )
 
@@ -70,7 +70,3 @@ def _is_mask(group: Mapping[str, Any]) -> bool:
 
 def _allocated_phase(measured: Measurement) -> str:
     return max(measured.phases, key=lambda name: measured.phases[name].allocated_bytes or 0)
-
-
-def _words(phase: str) -> str:
-    return phase.replace("_", " ")

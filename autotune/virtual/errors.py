@@ -23,14 +23,14 @@ class NotVirtual(NotImplementedError):  # noqa: N818 - it says what is the case,
         return type(self), (self.what, self.reason)
 
 
-class NotOnCard(ImportError, ValueError):  # noqa: N818 - as above
+class NotOnCard(ImportError, ValueError):  # noqa: N818 - it says what is the case
     """The card lacks what is asked for, or a package has no code for it: another card may do.
 
     Libraries expect an ``ImportError``; a ``ValueError`` is how this package refuses a candidate.
     """
 
 
-class NoKernel(NotImplementedError):  # noqa: N818 - as above
+class NoKernel(NotImplementedError):  # noqa: N818 - it says what the card lacks
     """PyTorch has no code for any card, though it has for the CPU: the candidate's fault."""
 
 

@@ -79,13 +79,13 @@ class Cost:
     num_ops: int = 0
     seconds: float = 0.0
 
-    def add(self, part: Cost, sign: int = 1) -> None:
-        """Add the work of ``part``, or take it away (-1)."""
-        self.flops += sign * part.flops
-        self.moved_bytes += sign * part.moved_bytes
-        self.link_bytes += sign * part.link_bytes
-        self.num_ops += sign * part.num_ops
-        self.seconds += sign * part.seconds
+    def add(self, part: Cost, times: int = 1) -> None:
+        """Add the work of ``part`` so many times, or take it away (-1)."""
+        self.flops += times * part.flops
+        self.moved_bytes += times * part.moved_bytes
+        self.link_bytes += times * part.link_bytes
+        self.num_ops += times * part.num_ops
+        self.seconds += times * part.seconds
 
 
 @dataclass(slots=True, repr=False)
@@ -204,17 +204,12 @@ class Trace:
     def _begin(self, nbytes: int, op: str, phase: str, *, module: str = "", kind: str = "") -> int:
         """Count a storage that nothing holds, until :meth:`_end`; return its number."""
         number = len(self.storages)
-        self.storages.append(Storage(number, nbytes, op, phase, module, kind))
-        self.events.append((ALLOC, number))
-        self.allocated_bytes += rounded(nbytes)
-        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+        self.begin_again(Storage(number, nbytes, op, phase, module, kind))
         return number
 
     def _end(self, number: int, phase: str) -> None:
-        entry = self.storages[number]
-        entry.freed_phase = phase
-        self.events.append((FREE, number))
-        self.allocated_bytes -= rounded(entry.nbytes)
+        self.storages[number].freed_phase = phase
+        self.end_again(number)
 
     def _freed(self, alive: _Alive) -> None:
         key, number = alive.key, alive.number

@@ -18,6 +18,13 @@ from autotune.virtual.repeats import Repeats
 from autotune.virtual.replay import Replay
 from autotune.virtual.trace import ALLOC, FREE, Trace
 
+VARIED = 3 * (96,) + (88,) + 15 * (56, 64, 72, 88)
+"""Multiples of 8, for which attention runs the same operators; so few of the longest that every
+batch of four is padded, the largest one too."""
+
+LORA = {"use_peft": True, "lora_r": 4}
+NF4 = {**LORA, "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+
 INPUT_BYTES = 32_768
 """More than a micro-batch's input tensors take. Offloading and reentrant checkpointing hold on to
 them until the next one; one that is not run does not."""
@@ -40,10 +47,10 @@ class Copies:
 
 def fill_caches(folder: Path, model: str, rows: str) -> None:
     """Let bitsandbytes make its code tables, of which a process has one."""
-    lora = {"use_peft": True, "lora_r": 4}
-    nested = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True}
-    for number, config in enumerate((nested, {"load_in_8bit": True, "optim": "adamw_8bit"})):
-        spec = kit.make_spec(folder / f"first{number}", model, rows, {**lora, **config})
+    nested = {**NF4, "use_bnb_nested_quant": True}
+    eight = {**LORA, "load_in_8bit": True, "optim": "adamw_8bit"}
+    for number, config in enumerate((nested, eight)):
+        spec = kit.make_spec(folder / f"first{number}", model, rows, config)
         kit.run_on(session_for(cards.find("a100-sxm-80gb")), spec)
 
 

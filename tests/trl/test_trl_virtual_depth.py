@@ -9,7 +9,7 @@ from typing import Any
 import agreement_kit as kit
 import pytest
 import torch
-from copies_kit import both_ways, fill_caches, two_steps
+from copies_kit import LORA, NF4, VARIED, both_ways, fill_caches, two_steps
 from transformers import Gemma3TextConfig, GPT2Config, MixtralConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
@@ -18,10 +18,6 @@ from autotune.virtual.api import session_for
 
 LAYERS = 24
 """So many that fewer than 0.7 of them make two blocks of four layers and their neighbours."""
-VARIED = 3 * (96,) + (88,) + 15 * (56, 64, 72, 88)
-"""As in the tests of copies: two typical micro-batches that differ in shape."""
-LORA = {"use_peft": True, "lora_r": 4}
-NF4 = {**LORA, "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 CHECKPOINTING = [
     {"gradient_checkpointing": False},
     {},

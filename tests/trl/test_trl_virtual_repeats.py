@@ -9,7 +9,7 @@ from typing import Any
 
 import agreement_kit as kit
 import pytest
-from copies_kit import both_ways, fill_caches, two_steps
+from copies_kit import LORA, NF4, VARIED, both_ways, fill_caches, two_steps
 from transformers import GPT2Config, MixtralConfig, OPTConfig
 
 from autotune.space.context import Context
@@ -17,12 +17,6 @@ from autotune.space.space import SearchSpace
 from autotune.testing.contexts import make_gpu
 
 EQUAL = (96,) * 64
-VARIED = 3 * (96,) + (88,) + 15 * (56, 64, 72, 88)
-"""Multiples of 8, for which attention runs the same operators; so few of the longest that every
-batch of four is padded, the largest one too."""
-
-LORA = {"use_peft": True, "lora_r": 4}
-NF4 = {**LORA, "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 NUM_RANDOM = 20
 
 

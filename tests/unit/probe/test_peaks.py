@@ -28,7 +28,7 @@ def measured(**phases: tuple[int, int]) -> Measurement:
 
 def test_a_verdict_decided_in_another_phase_is_explained() -> None:
     note = peaks.note_on_decision(measured(later_steps=(20, 21), eval=(18, 25)), 23 * GIB)
-    assert "peak of allocated memory, 20.00 GiB in later steps" in note
+    assert "peak of allocated memory, 20.00 GiB in the later steps" in note
     assert "in eval: 25.00 GiB reserved there, for at most 18.00 GiB allocated" in note
     assert "fragmentation" in note
 
