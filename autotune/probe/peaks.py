@@ -33,8 +33,8 @@ def note_on_decision(measured: Measurement, limit_bytes: int) -> str:
         f"make-up and chart show the peak of allocated memory, {format_gib(shown)} in"
         f" {phase_name(allocated)}. What decides the verdict is reserved memory and context, whose"
         f" peak is in {phase_name(decides)}: {format_gib(peak.reserved_bytes)} reserved there, for"
-        f" at most {format_gib(peak.allocated_bytes)} allocated at once. The rest is fragmentation:"
-        " free parts of what the allocator holds, into which the requests did not fit."
+        f" at most {format_gib(peak.allocated_bytes)} allocated at once. The rest is"
+        " fragmentation: free parts of what the allocator holds, into which the requests did not fit."
     )
 
 
