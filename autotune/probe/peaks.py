@@ -34,7 +34,8 @@ def note_on_decision(measured: Measurement, limit_bytes: int) -> str:
         f" {phase_name(allocated)}. What decides the verdict is reserved memory and context, whose"
         f" peak is in {phase_name(decides)}: {format_gib(peak.reserved_bytes)} reserved there, for"
         f" at most {format_gib(peak.allocated_bytes)} allocated at once. The rest is"
-        " fragmentation: free parts of what the allocator holds, into which the requests did not fit."
+        " fragmentation: free parts of what the allocator holds, into which the requests did not"
+        " fit."
     )
 
 
