@@ -129,6 +129,7 @@ class Estimator:
             notes=(
                 *self._notes,
                 *self._assumptions(data),
+                *self._beyond_positions(data, model),
                 *model.notices(predicted=True),
                 *_on_peaks(self._config, found),
             ),
@@ -268,6 +269,18 @@ class Estimator:
         if data.num_empty_rows:
             found.append(f"{data.num_empty_rows:,} empty rows are left out; trl fails on them.")
         return found
+
+    def _beyond_positions(self, data: DataProfile, model: ModelFacts) -> list[str]:
+        """Return a note where sequences are longer than any that the model was made for."""
+        limit = trl_config.number(self._config, "max_length", trl_config.TRL_MAX_LENGTH)
+        packs = trl_config.packs(self._config)
+        longest = limit if limit and packs else min(limit or data.longest, data.longest)
+        if not model.max_positions or longest <= model.max_positions:
+            return []
+        return [
+            f"sequences of {longest:,} tokens are longer than the {model.max_positions:,} that the"
+            " model was made for (max_position_embeddings)."
+        ]
 
 
 def device_name(text: str) -> str:

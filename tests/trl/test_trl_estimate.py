@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -90,6 +91,30 @@ def test_rows_are_assumed_and_cards_differ(
     # Without the card's limit it is the same run.
     assert little.used_bytes == enough.used_bytes > little.memory_bytes
     assert "DOES NOT FIT: it would need" in little.verdict()
+
+
+@pytest.mark.parametrize(
+    ("keys", "rows", "sequences"),
+    [
+        ({"max_length": 8192}, 4097, "4,097"),
+        ({"max_length": 8192}, 4096, ""),
+        ({"max_length": 512}, 4097, ""),
+        ({"max_length": 8192, "packing": True}, 64, "8,192"),
+    ],
+)
+def test_sequences_beyond_the_models_positions_are_noted(
+    virtual: SubprocessExecutor,
+    made: dict[str, str],
+    tmp_path: Path,
+    keys: dict[str, Any],
+    rows: int,
+    sequences: str,
+) -> None:
+    config = {"model_name_or_path": made["model"], "per_device_train_batch_size": 1, **keys}
+    found = predicted(virtual, tmp_path / "long.yaml", config, assume_length=rows)
+    notes = [note for note in found.notes if "max_position_embeddings" in note]
+    wanted = f"sequences of {sequences} tokens are longer than the 4,096 that"
+    assert [note.startswith(wanted) for note in notes] == ([True] if sequences else [])
 
 
 def test_what_trl_refuses_is_said(
