@@ -7,12 +7,42 @@ here means that the *search* cannot go on as asked.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 NUM_CLOSE = 3
 MAX_LISTED = 20
 """More known names than this are not listed in an error."""
+
+
+_ARGUMENTS = {
+    "dataset-config": "dataset_config",
+    "device": "device",
+    "global-batch": "global_batch",
+    "measured-steps": "measured_steps",
+    "memory-budget": "memory_budget_bytes",
+    "min-coverage": "min_coverage",
+    "phases": "phases",
+    "pin": "pins",
+    "probe-timeout": "probe_timeout_s",
+    "resume": "resume=True",
+    "run-dir": "run_dir",
+    "sampler": "sampler",
+    "split": "split",
+    "study": "study",
+    "trials": "Budget(trials=...)",
+    "trust-remote-code": "trust_remote_code=True",
+    "weights": "weights",
+}
+"""What the options of ``autotune search`` are called from Python."""
+
+# Whole commands, between backticks, are typed in a shell from wherever they are read.
+_OPTION = re.compile(
+    r"`[^`]*`|--pin (?P<knob>\w+)=(?P<setting>[\w.-]*\w)"
+    r"|--(?P<option>(?=device |weights )\w+) (?P<value>cpu|cuda|random|real)\b"
+    r"|--(?P<bare>[a-z-]*[a-z])"
+)
 
 
 class AutotuneError(Exception):
@@ -34,9 +64,31 @@ class AutotuneError(Exception):
         # Exception's own __reduce__ drops keyword arguments; errors cross process borders.
         return _rebuild, (type(self), self.message, self.hint)
 
+    @property
+    def python_hint(self) -> str:
+        """Return the hint with the arguments of :class:`autotune.Tuner` in place of options."""
+        return _OPTION.sub(_as_argument, self.hint)
+
     def __str__(self) -> str:
-        """Return the message and, after it, the hint."""
-        return f"{self.message} {self.hint}".strip()
+        """Return the message and, after it, the hint, as a script's traceback shows them."""
+        return f"{self.message} {self.python_hint}".strip()
+
+
+def _as_argument(match: re.Match[str]) -> str:
+    """Return the Python argument for an option that was found in a hint."""
+    option, value = match["option"] or match["bare"], match["value"]
+    if match["knob"]:
+        return f'pins={{"{match["knob"]}": "{match["setting"]}"}}'
+    if option not in _ARGUMENTS:
+        return match[0]
+    argument = _ARGUMENTS[option]
+    if value is None:
+        return argument
+    given = f'{argument}="{value}"'
+    if option == "device":
+        # The tuner's own device does not count where it is given an executor.
+        given += f' (with an executor of your own, its devices=("{value}",))'
+    return given
 
 
 def _rebuild(cls: type[AutotuneError], message: str, hint: str) -> AutotuneError:
@@ -64,6 +116,7 @@ class UnknownNameError(UsageError):
         known: All names that would have been accepted.
         where: Where the name was read, such as ``"my.yaml, line 7"``.
         listing: Sentence that says where all of them are listed; empty if nowhere.
+        hint: What to do, where near names would be of no help, as among numbers.
     """
 
     def __init__(
@@ -74,20 +127,25 @@ class UnknownNameError(UsageError):
         *,
         where: str = "",
         listing: str = "",
+        hint: str = "",
     ) -> None:
         names = sorted(set(known))
-        close = difflib.get_close_matches(name, names, n=NUM_CLOSE, cutoff=0.5)
         place = f"{where}: " if where else ""
-        if close:
-            hint = f"Did you mean {' or '.join(repr(item) for item in close)}?"
-        elif len(names) <= MAX_LISTED:
-            hint = f"Known: {', '.join(names)}." if names else "None is known."
-        else:
-            # Not close, but better than none: a list of hundreds hides what matters.
-            near = difflib.get_close_matches(name, names, n=NUM_CLOSE, cutoff=0.0)
-            hint = f"Nearest of {len(names)} known: {', '.join(near)}."
-        hint = f"{hint} {listing}".rstrip() if len(names) > MAX_LISTED else hint
+        if not hint:
+            hint = _nearest(name, names)
+            hint = f"{hint} {listing}".rstrip() if len(names) > MAX_LISTED else hint
         super().__init__(f"{place}unknown {kind} {name!r}.", hint=hint)
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, names, n=NUM_CLOSE, cutoff=0.5)
+    if close:
+        return f"Did you mean {' or '.join(repr(item) for item in close)}?"
+    if len(names) <= MAX_LISTED:
+        return f"Known: {', '.join(names)}." if names else "None is known."
+    # Not close, but better than none: a list of hundreds hides what matters.
+    near = difflib.get_close_matches(name, names, n=NUM_CLOSE, cutoff=0.0)
+    return f"Nearest of {len(names)} known: {', '.join(near)}."
 
 
 class PrerequisiteError(AutotuneError):

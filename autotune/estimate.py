@@ -16,7 +16,7 @@ from autotune.executors.base import Executor
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.plan import PREDICTED_FIRST_WORST, PREDICTED_ROWS, predicted_steps, prepare
-from autotune.probe import sources, trl_config, trust
+from autotune.probe import peaks, refusals, sources, trl_config, trust
 from autotune.probe.result import Outcome, ProbeResult
 from autotune.probe.spec import ProbeSpec
 from autotune.probe.trl_file import TrlFile, hint_for_file
@@ -38,6 +38,28 @@ class _Prepared:
     config: Mapping[str, Any]
     process_env: Mapping[str, str]
     data_folder: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CardPrediction(CardEstimate):
+    """The prediction for one card, with what to do where there is none.
+
+    Attributes:
+        hint: In a whole sentence; empty if there is nothing to add.
+    """
+
+    hint: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {**CardEstimate.to_dict(self), "verdict": self.verdict(), "hint": self.hint}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction(Estimate):
+    """The predictions for one configuration."""
+
+    cards: tuple[CardPrediction, ...]
 
 
 class Estimator:
@@ -82,12 +104,11 @@ class Estimator:
         self._executor = executor
         self._on_card = on_card
 
-    def run(self) -> Estimate:
+    def run(self) -> Prediction:
         """Return the predictions.
 
         Raises:
             UsageError, PrerequisiteError: If model, data or a setting cannot be used on any card.
-            AutotuneError: If no prediction came about on any card.
         """
         with temporary_folder("autotune-estimate-") as path, self._open_executor(path) as executor:
             folder = RunFolder(path)
@@ -99,15 +120,19 @@ class Estimator:
                 config=self._config, process_env=self._env, data_folder=answer["data_folder"]
             )
             found = self._probe_all(folder, executor, shared)
-        if all(card.is_refusal or not card.is_known for card in found):
-            raise _unknown(found[0])
-        return Estimate(
+        return Prediction(
             file=str(self._file.path),
             trainer=self._file.trainer,
             cards=tuple(found),
             coverage=trl_config.coverage(self._config, data),
             data=self._data_line(data),
-            notes=(*self._notes, *self._assumptions(data), *model.notices(predicted=True)),
+            notes=(
+                *self._notes,
+                *self._assumptions(data),
+                *self._beyond_positions(data, model),
+                *model.notices(predicted=True),
+                *_on_peaks(self._config, found),
+            ),
         )
 
     @contextlib.contextmanager
@@ -143,11 +168,11 @@ class Estimator:
         except UnknownNameError:
             raise
         except (UsageError, PrerequisiteError) as error:
-            raise _of_a_file(error) from error
+            raise _of_a_file(error, self._file.path) from error
 
     def _probe_all(
         self, folder: RunFolder, executor: Executor, shared: _Prepared
-    ) -> list[CardEstimate]:
+    ) -> list[CardPrediction]:
         specs = [
             self._spec(folder, shared, device, number)
             for number, device in enumerate(self._devices)
@@ -162,7 +187,9 @@ class Estimator:
                 beyond = self._spec(folder, shared, spec.device, number, beyond=True)
                 again[number] = executor.submit(beyond)
         return [
-            _estimate(spec.device, result, again[number].result() if number in again else result)
+            self._estimate(
+                spec.device, result, again[number].result() if number in again else result
+            )
             for number, (spec, result) in enumerate(zip(specs, results, strict=True))
         ]
 
@@ -201,6 +228,22 @@ class Estimator:
             trust_remote_code=bool(config.get("trust_remote_code")),
         )
 
+    def _estimate(self, device: str, result: ProbeResult, needed: ProbeResult) -> CardPrediction:
+        card = _card(device)
+        budget, _, _ = membudget.decide(None, cards.device_info(card, device), None)
+        return CardPrediction(
+            device=device,
+            label=card.name,
+            memory_bytes=card.memory_bytes,
+            context_bytes=card.context_bytes,
+            budget_bytes=budget,
+            outcome=result.outcome,
+            detail=refusals.reason(result),
+            is_refusal=refusals.is_refusal(result),
+            measurement=needed.measurement,
+            hint=refusals.hint(result, str(self._file.path)),
+        )
+
     def _data_line(self, data: DataProfile) -> str:
         if self._assume_length is not None:
             return f"Assumed rows of {self._assume_length:,} tokens, all with loss"
@@ -214,12 +257,30 @@ class Estimator:
         if self._assume_length is not None and limit and limit < self._assume_length:
             how = "packed into" if trl_config.packs(self._config) else "cut to"
             found.append(f"the assumed rows are {how} max_length, {limit:,} tokens.")
+        if self._assume_length is not None and trl_config.evaluates(self._config):
+            split = self._config.get("dataset_test_split", trl_config.TRL_TEST_SPLIT)
+            found.append(
+                f"eval_strategy: trl ends with KeyError: {split!r} unless the data has a split"
+                f" {split!r}; with --assume-length nobody looked."
+            )
         name = str(self._config["model_name_or_path"])
         if not sources.may_hold_weights(name):
             found.append(f"{sources.no_weights(name)} The prediction needs none, but trl does.")
         if data.num_empty_rows:
             found.append(f"{data.num_empty_rows:,} empty rows are left out; trl fails on them.")
         return found
+
+    def _beyond_positions(self, data: DataProfile, model: ModelFacts) -> list[str]:
+        """Return a note where sequences are longer than any that the model was made for."""
+        limit = trl_config.number(self._config, "max_length", trl_config.TRL_MAX_LENGTH)
+        packs = trl_config.packs(self._config)
+        longest = limit if limit and packs else min(limit or data.longest, data.longest)
+        if not model.max_positions or longest <= model.max_positions:
+            return []
+        return [
+            f"sequences of {longest:,} tokens are longer than the {model.max_positions:,} that the"
+            " model was made for (max_position_embeddings)."
+        ]
 
 
 def device_name(text: str) -> str:
@@ -264,49 +325,31 @@ def _check_sources(file: TrlFile, config: dict[str, Any], *, needs_data: bool) -
         )
 
 
-def _of_a_file(error: UsageError | PrerequisiteError) -> AutotuneError:
-    hint = hint_for_file(error.hint)
+def _of_a_file(error: UsageError | PrerequisiteError, path: Path) -> AutotuneError:
+    hint = hint_for_file(error.hint, path)
     if "data set" in error.message:
-        hint = f"{hint} Without the data: --assume-length N.".strip()
+        between = "\n  " if "\n" in hint else " "  # lines to copy stand alone
+        hint = f"{hint}{between}Without the data: --assume-length N.".strip()
     return type(error)(error.message, hint=hint)
+
+
+def _on_peaks(config: Mapping[str, Any], found: Sequence[CardPrediction]) -> list[str]:
+    """Return notes on what the verdicts' peaks are, and on a mask that could be spared."""
+    notes = []
+    only, *others = found
+    if not others and only.measurement is not None and not only.fits:
+        limit = only.budget_bytes - only.context_bytes
+        notes.append(peaks.note_on_decision(only.measurement, limit))
+    masks = {card.label: peaks.mask_bytes(config, card.makeup) for card in found}
+    able = [
+        card.label
+        for card in found
+        if masks[card.label] and _card(card.device).capability >= cards.FLASH_CAPABILITY
+    ]
+    if able:
+        notes.append(peaks.note_on_mask(max(masks[label] for label in able), able))
+    return [note for note in notes if note]
 
 
 def _card(device: str) -> cards.Card:
     return cards.find(device.removeprefix(PREFIX))
-
-
-def _estimate(device: str, result: ProbeResult, needed: ProbeResult) -> CardEstimate:
-    card = _card(device)
-    budget, _, _ = membudget.decide(None, cards.device_info(card, device), None)
-    return CardEstimate(
-        device=device,
-        label=card.name,
-        memory_bytes=card.memory_bytes,
-        context_bytes=card.context_bytes,
-        budget_bytes=budget,
-        outcome=result.outcome,
-        detail=result.detail,
-        is_refusal=_is_refusal(result),
-        measurement=needed.measurement,
-    )
-
-
-def _is_refusal(result: ProbeResult) -> bool:
-    """Return whether the run would be refused on the card, too, and not only here without it."""
-    return result.outcome is Outcome.UNSUPPORTED and result.error_type != "NotVirtual"
-
-
-def _unknown(card: CardEstimate) -> AutotuneError:
-    """Return the error for a configuration that no card gave a prediction for."""
-    if card.is_refusal:
-        return UsageError(
-            f"the configuration does not run on {card.label}: {card.reason}",
-            hint="Change what is refused in the file, or the card.",
-        )
-    message = f"no prediction came about on {card.label}: {card.outcome.value}, {card.detail}"
-    if card.outcome is Outcome.UNSUPPORTED:
-        return UsageError(message, hint="Change what is refused in the file, or the card.")
-    hint = ""
-    if card.outcome is Outcome.HOST_OOM:
-        hint = "A prediction takes memory of this machine: end other work on it."
-    return AutotuneError(message, hint=hint)

@@ -151,6 +151,11 @@ class SearchLoop:
         return [members[index] for index in sorted(chosen)]
 
     @property
+    def num_slots(self) -> int:
+        """Return how many probes run at a time, at most."""
+        return self._executor.slots
+
+    @property
     def num_probed(self) -> int:
         """Return the trials that took a probe."""
         return sum(trial.num_probes > 0 for trial in self.trials)

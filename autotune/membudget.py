@@ -75,20 +75,23 @@ def own_budget_notice(asked: int | None, device: DeviceInfo) -> str:
     )
 
 
-def check_occupied(budget: int, occupied: int) -> None:
+def check_occupied(budget: int, occupied: int, device: DeviceInfo) -> None:
     """Refuse a budget that is used up before a model is loaded: every probe would fail alike.
 
     Args:
         budget: Bytes that a candidate may take.
-        occupied: Bytes that a worker takes with the training stack imported; 0 if not known.
+        occupied: Bytes that a worker takes with the training stack imported, on a virtual card
+            its context; 0 if not known.
+        device: What the probes run on.
 
     Raises:
         UsageError: Naming both figures.
     """
     if budget <= occupied:
+        whose = "the context takes" if device.is_virtual else "PyTorch and TRL take"
         raise UsageError(
-            f"a budget of {format_gib(budget)} is below what PyTorch and TRL take before a model "
-            f"is loaded: {format_gib(occupied)}.",
+            f"a budget of {format_gib(budget)} is below what {whose} before a model is loaded: "
+            f"{format_gib(occupied)}.",
             hint="Raise --memory-budget above that, and by what the model needs.",
         )
 
@@ -104,7 +107,8 @@ def check_weights(budget: int, occupied: int, context: Context) -> None:
     form = "4 bits" if "bitsandbytes" in context.packages else "bfloat16"
     least = least_bytes(context.model.num_parameters, form)
     if budget < occupied + least:
-        beside = f", beside the {format_gib(occupied)} of PyTorch and TRL" if occupied else ""
+        whose = "context" if context.device.is_virtual else "PyTorch and TRL"
+        beside = f", beside the {format_gib(occupied)} of {whose}" if occupied else ""
         raise UsageError(
             f"a budget of {format_gib(budget)} is below the weights: "
             f"{context.model.num_parameters:,} parameters take at least {format_gib(least)}"

@@ -230,9 +230,9 @@ def _read_host_bytes(measurement: Measurement) -> Interval:
 
 
 def _read_epoch_time_s(measurement: Measurement) -> Interval:
-    if not measurement.rows_per_epoch:
+    num_samples = measurement.samples_per_epoch
+    if num_samples is None:
         raise ValueError("the number of rows per epoch is not known")
-    num_samples = measurement.rows_per_epoch / measurement.rows_per_sample
     rate = measurement.samples_per_s
     return Interval(
         median=num_samples / rate.median, low=num_samples / rate.high, high=num_samples / rate.low

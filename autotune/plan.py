@@ -43,7 +43,8 @@ MOST_ROWS = 2**31
 DEFAULT_MIN_COVERAGE = 0.95
 """Cutting rows short is always faster and leaner, so that nothing else would win without it."""
 
-_LEAN_WEIGHTS: Mapping[str, Any] = {"dtype": "bfloat16", "adaptation": "lora_4bit"}
+_LEAN_WEIGHTS = (("dtype", "bfloat16"), ("dtype", "float16"), ("adaptation", "lora_4bit"))
+"""Pins that make weights smaller; of the two dtypes a device takes one at most."""
 
 PREPARE_TIMEOUT_S = 6 * 3600.0
 DESCRIBE_TIMEOUT_S = 300.0
@@ -247,9 +248,9 @@ class Plan:
     def lean_pins(self) -> tuple[str, ...]:
         """Return the pins, as ``knob=value``, that make weights smaller and are legal here."""
         found = []
-        for name, value in _LEAN_WEIGHTS.items():
+        for name, value in _LEAN_WEIGHTS:
             knob = registry.get(name)
-            reason = knob.refuse(value, _LEAN_WEIGHTS, self.context) if knob.refuse else None
+            reason = knob.refuse(value, dict(_LEAN_WEIGHTS), self.context) if knob.refuse else None
             if reason is None and knob.is_for(self.request.trainer):
                 found.append(f"{name}={value}")
         return tuple(found)
@@ -308,7 +309,7 @@ def make_plan(
     budget, source, enforced = membudget.decide(request.memory_budget_bytes, device, budget_bytes)
     occupied = int(seen.get("occupied_bytes") or 0)
     # Before the data is tokenised, which can take long.
-    membudget.check_occupied(budget, occupied)
+    membudget.check_occupied(budget, occupied, device)
     prepared = _prepare(request, keys, folder, executor)
     context = Context(
         trainer=request.trainer,
@@ -340,14 +341,44 @@ def make_plan(
     )
 
 
-def make_profile(request: Request, folder: RunFolder, executor: Executor) -> DataProfile:
-    """Return the token lengths of the data.
+def make_profile(
+    request: Request, folder: RunFolder, executor: Executor
+) -> tuple[DataProfile, tuple[int, ...]]:
+    """Return the token lengths of the data, and the ``max_length`` that the space offers for it.
 
     Raises:
         AutotuneError: If model or data cannot be used.
     """
     prepared = _prepare(request, request.source_keys(), folder, executor)
-    return DataProfile.from_dict(prepared["data"])
+    data = DataProfile.from_dict(prepared["data"])
+    return data, offered_lengths(request, data, ModelFacts.from_dict(prepared["model"]))
+
+
+def offered_lengths(request: Request, data: DataProfile, model: ModelFacts) -> tuple[int, ...]:
+    """Return the values of ``max_length`` that a search draws from, ascending, in tokens.
+
+    Layouts that cut rows take those of them that keep to the least coverage.
+    """
+    # Lengths are made of the data and the model's positions, whatever the device.
+    device = DeviceInfo(
+        name="cpu", kind="cpu", label="", total_bytes=0, free_bytes=0, supports_bf16=False
+    )
+    context = Context(
+        trainer=request.trainer,
+        device=device,
+        model=model,
+        data=data,
+        packages={},
+        global_batch=request.global_batch or TRL_BATCH_SIZE,
+        min_coverage=request.least_coverage,
+    )
+    values = [
+        value
+        for knob in request.space.knobs
+        if knob.name == "max_length"
+        for value in knob.values(context)
+    ]
+    return tuple(sorted(int(value) for value in values if isinstance(value, int)))
 
 
 def _prepare(

@@ -27,7 +27,7 @@ from autotune.objectives import Constraint, Objective
 from autotune.plan import Plan, Request, make_plan, make_profile
 from autotune.probe import journal, sources
 from autotune.report import warnings as report_warnings
-from autotune.report.model import Report, probe_work_s
+from autotune.report.model import SIZE_LIMIT, Report, probe_work_s
 from autotune.report.pareto import pareto_set
 from autotune.report.trial import Trial
 from autotune.runfolder import RunFolder
@@ -38,7 +38,6 @@ from autotune.space.context import DataProfile
 from autotune.space.space import SearchSpace
 
 DEFAULT_TRIALS = 40
-SIZE_LIMIT = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +196,14 @@ class Tuner:
 
     def profile(self) -> DataProfile:
         """Return the token lengths of the data, as TRL tokenises it; nothing else is looked at.
+
+        Raises:
+            AutotuneError: If model or data cannot be used.
+        """
+        return self.lengths()[0]
+
+    def lengths(self) -> tuple[DataProfile, tuple[int, ...]]:
+        """Return what :meth:`profile` does, and each ``max_length`` that the space offers for it.
 
         Raises:
             AutotuneError: If model or data cannot be used.
@@ -386,6 +393,7 @@ class Tuner:
             min_coverage=plan.request.least_coverage,
             space=plan.request.space.name,
             space_digest=plan.request.space.digest,
+            num_candidates=plan.space.size(SIZE_LIMIT),
             inactive_knobs=tuple(plan.space.inactive),
             removed_values=tuple(
                 (f"{name}={value}", reason) for name, value, reason in plan.space.removed
@@ -402,6 +410,7 @@ class Tuner:
             versions=_versions(plan.environment),
             wall_time_s=wall_time_s,
             probe_work_s=probe_work_s(loop.trials),
+            num_slots=loop.num_slots,
             command=self._command,
         )
 

@@ -38,6 +38,7 @@ __all__ = ["Check", "Comparison", "check_card", "check_code", "verify_files"]
 
 _RUN_TRL = "import sys; from trl.cli import main; sys.argv[0] = 'trl'; main()"
 _NUM_TOKENS = re.compile(r"'num_tokens': '?([0-9.e+]+)")
+_NEEDS_GPU = "Your setup doesn't support bf16/gpu"
 _POLL_S = 0.5
 
 
@@ -236,7 +237,20 @@ def _verify(
         peak_allocated_bytes=allocated,
         peak_reserved_bytes=reserved,
         comparisons=compared,
-        detail="" if passed else _reason(code, [line for _, line in lines], timeout_s),
+        detail="" if passed else _explained(_reason(code, [line for _, line in lines], timeout_s)),
+    )
+
+
+def _explained(reason: str) -> str:
+    """Return why a run failed, and what to do where it is for want of a GPU.
+
+    What transformers says of bfloat16 names no device.
+    """
+    if _NEEDS_GPU not in reason or _device_here().kind != "cpu":
+        return reason
+    return (
+        f"{reason} (PyTorch sees no GPU here. Verify it on the machine with the card; to try it on"
+        " the CPU, add use_cpu: true and bf16: false to the file.)"
     )
 
 

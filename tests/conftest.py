@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import tempfile
 from pathlib import Path
@@ -27,6 +28,9 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     # Two threads that wait for each other on a busy machine take ten times as long as one.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Under nohup hangups are ignored, which every process that a test starts would inherit.
+    if hasattr(signal, "SIGHUP"):
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
     for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE"):
         os.environ.pop(name, None)
 

@@ -185,16 +185,16 @@ def duration_s(text: str | None, option: str) -> float | None:
 
 
 def program(name: str) -> str:
-    """Return how ``name`` can be typed here, if it came with the Python that runs us.
+    """Return how ``name`` can be typed in any folder, if it came with the Python that runs us.
 
-    Without an activated environment the bare name would not be found.
+    Without an activated environment the bare name would not be found; then it is the absolute
+    path, since a command is copied into other terminals and kept in run folders.
     """
     if shutil.which(name) is not None:
         return name
-    beside = Path(sys.executable).with_name(name)
-    if not beside.exists():
-        return name
-    return os.path.relpath(beside) if beside.is_relative_to(Path.cwd()) else str(beside)
+    # Not resolved: the interpreter of an environment is a link to one outside of it.
+    beside = Path(sys.executable).absolute().with_name(name)
+    return str(beside) if beside.exists() else name
 
 
 def print_wrapped(text: str, width: int, *, indent: int) -> None:

@@ -28,8 +28,10 @@ def lengths(
     dataset: options.Dataset,
     trainer: options.Trainer = "sft",
     space: Annotated[
-        str | None, typer.Option(help="Space whose fixed keys apply.  [default: TRAINER]")
+        str | None,
+        typer.Option(help="Space whose lengths and fixed keys apply.  [default: TRAINER]"),
     ] = None,
+    min_coverage: options.MinCoverage = None,
     split: options.Split = None,
     dataset_config: options.DatasetConfig = None,
     revision: options.Revision = None,
@@ -38,7 +40,8 @@ def lengths(
         Path | None, typer.Option(help="Also write the histogram as .png or .svg.")
     ] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Every max_length, not only those that differ.")
+        bool,
+        typer.Option("--all", help="Every max_length, not only those worth choosing between."),
     ] = False,
     as_json: options.Json = False,
 ) -> int:
@@ -60,15 +63,18 @@ def lengths(
         dataset_config=dataset_config,
         revision=revision,
         trust_remote_code=trust_remote_code,
+        min_coverage=min_coverage,
     )
-    profile = tuner.profile()
+    profile, offered = tuner.lengths()
     if plot is not None:
         common.say(f"wrote {view.plot(profile, plot)}")
     if as_json:
-        common.show_json(view.to_json(profile))
+        common.show_json(view.to_json(profile, offered))
     else:
         width = common.stdout_console().width
-        print(view.render_text(profile, width=width, every=every), end="")
+        least = tuner.request.least_coverage
+        text = view.render_text(profile, offered, least, width=width, every=every)
+        print(text, end="")
     return 0
 
 

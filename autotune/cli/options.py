@@ -31,5 +31,13 @@ MemoryBudget = Annotated[
     str | None,
     typer.Option(help="Peak memory to stay within, as 22GiB.  [default: free less 10 %]"),
 ]
+MinCoverage = Annotated[
+    float | None,
+    typer.Option(
+        help="Least share of loss tokens to train on.  [default: 0.95; 0 for a pinned length]",
+        min=0.0,
+        max=1.0,
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the search.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]

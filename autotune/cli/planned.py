@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from autotune.tuner import SIZE_LIMIT
+from autotune.report.model import SIZE_LIMIT
 from autotune.units import format_duration, format_gib
 
 if TYPE_CHECKING:
@@ -20,6 +20,7 @@ def planned(plan: Plan, budget: Budget) -> dict[str, Any]:
     """Return what a search would do, as plain JSON."""
     size = plan.space.size(SIZE_LIMIT)
     trials = size if budget.trials is None else min(budget.trials, size)
+    # A prediction repeated is the same prediction.
     confirmations = 0 if plan.context.device.is_virtual else FINALISTS
     worst_s: float = (trials + confirmations) * plan.request.probe_timeout_s
     if budget.wall_time_s is not None:
@@ -42,6 +43,7 @@ def planned(plan: Plan, budget: Budget) -> dict[str, Any]:
         "trials": trials,
         "confirmations": confirmations,
         "worst_case_time_s": worst_s,
+        "predicted": context.device.is_virtual,
         "knobs": knobs,
         "inactive": [{"knob": name, "reason": reason} for name, reason in plan.space.inactive],
         "removed": [
@@ -76,16 +78,22 @@ def print_planned(facts: dict[str, Any], console: Console) -> None:
             for item in facts["removed"]
         ]
     lines += [f"note: {notice}" for notice in facts["notices"]]
-    # A prediction repeated is the same prediction.
-    number = facts["confirmations"]
-    again = f" and up to {number} confirmations" if number else ", all predicted,"
-    lines += [
-        "",
-        f"{facts['trials']} trials{again} take at most "
-        f"{format_duration(facts['worst_case_time_s'])}, if every probe ran into its time limit",
-    ]
+    lines += ["", _duration_line(facts)]
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _duration_line(facts: dict[str, Any]) -> str:
+    """Return how long the search may take, in words."""
+    trials, bound = facts["trials"], format_duration(facts["worst_case_time_s"])
+    if facts["predicted"]:
+        # Where no time is measured, the limit is one for a prediction that hangs.
+        return (
+            f"{trials} trials, all predicted: usually seconds each. The bound is {bound}, if every"
+            " one ran into its time limit."
+        )
+    again = f"{trials} trials and up to {facts['confirmations']} confirmations"
+    return f"{again} take at most {bound}, if every probe ran into its time limit"
 
 
 def _shown(value: object) -> str:

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli import common, options
-from autotune.errors import UnknownNameError, UsageError
+from autotune.errors import AutotuneError, UnknownNameError, UsageError
+from autotune.probe.result import Outcome
 
 if TYPE_CHECKING:
+    from autotune.estimate import Prediction
     from autotune.probe.trl_file import TrlFile
     from autotune.virtual.cards import Card
 
@@ -78,7 +80,8 @@ def estimate(
 ) -> int:
     """Predict what one configuration takes on a card that is not here, and if it fits.
 
-    Of several cards, one that it fits on is enough for the exit code 0; 3 if it fits on none.
+    Of several cards, one that it fits on is enough for the exit code 0; 3 if it fits on none, 2 if
+    none of them runs it.
     """
     from autotune.estimate import Estimator
     from autotune.probe import trl_file
@@ -115,18 +118,39 @@ def estimate(
         text = estimated_text.render(found, console.width)
         plain = text.plain if console.no_color else text
         console.print(plain, markup=False, highlight=False, soft_wrap=True)
-    return 0 if any(card.fits for card in found.cards) else NOTHING_FITS
+    for card in found.cards:
+        if card.hint:
+            # Not on standard output, where other programs read the verdicts.
+            common.say(f"  hint for {card.label}: {card.hint}")
+    return _exit_code(found)
+
+
+def _exit_code(found: Prediction) -> int:
+    """Return what the verdicts on all cards come to."""
+    outcomes = {card.outcome for card in found.cards}
+    if any(card.fits for card in found.cards):
+        return 0
+    if outcomes & {Outcome.OK, Outcome.DEVICE_OOM}:
+        return NOTHING_FITS
+    return UsageError.exit_code if outcomes == {Outcome.UNSUPPORTED} else AutotuneError.exit_code
 
 
 def _check_keys(file: TrlFile) -> None:
-    """Refuse a key that TRL does not know; a probe would find out much later."""
+    """Refuse all keys that TRL does not know; a probe would find the first, and much later."""
     from autotune.probe.trl_config import LAUNCH_KEYS
     from autotune.space.trl_keys import known_keys
 
     known = known_keys(file.trainer)
-    for key in file.config:
-        if known and key not in known | LAUNCH_KEYS:
-            raise UnknownNameError("TRL key", key, known, where=str(file.path))
+    wrong = [
+        UnknownNameError("TRL key", key, known, where=file.place(key))
+        for key in file.config
+        if known and key not in known | LAUNCH_KEYS
+    ]
+    if len(wrong) == 1:
+        raise wrong[0]
+    if wrong:
+        told = "".join(f"\n  {error.message} {error.hint}" for error in wrong)
+        raise UsageError(f"{file.path} has {len(wrong)} keys that TRL does not know:{told}")
 
 
 def _bare(card: str) -> str:

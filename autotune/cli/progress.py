@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.probe import prediction
 from autotune.report.cells import settings
+from autotune.report.model import SIZE_LIMIT
 from autotune.report.terminal import probe_line
-from autotune.tuner import SIZE_LIMIT
 from autotune.units import format_duration, format_gib
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ class Progress:
         self._baseline: dict[str, Any] = {}
         self._num_trials: int | None = None
         self._num_confirmed = 0
+        self._running: set[int] = set()
+        self._has_said_order = False
         self._is_confirming = False
         self._started = time.monotonic()
 
@@ -89,6 +91,10 @@ class Progress:
 
     def on_probe(self, number: int, candidate: Mapping[str, Any]) -> None:
         """Show which candidate is being probed."""
+        self._running.add(number)
+        if len(self._running) > 1 and not self._has_said_order:
+            self._has_said_order = True
+            self._say("note: several probes run at a time, so they do not end in numbers' order")
         if self._bar is None or self._task is None:
             return
         differing = {k: v for k, v in candidate.items() if self._baseline.get(k) != v}
@@ -98,6 +104,7 @@ class Progress:
     def on_trial(self, trial: Trial, report: Report) -> None:
         """Write the trial's line, and the Pareto set when it changed."""
         again = self._is_confirming
+        self._running.discard(trial.number)
         probed = sum(item.num_probes > 0 for item in report.trials)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=probed)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+import yaml
 
 from autotune.cli import common, options, streams
 from autotune.errors import AutotuneError, UsageError
@@ -54,6 +55,10 @@ def export(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="File to write.  [default: stdout]")
     ] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Overwrite FILE whatever it holds, not only this run's own."),
+    ] = False,
 ) -> int:
     """Write one configuration as the YAML that `trl` reads."""
     from autotune.probe import trl_yaml
@@ -61,7 +66,10 @@ def export(
     if output is not None:
         common.check_file(output, "--output")
     with _reading(run):
-        trial = load_report(run).pick(pick)
+        found = load_report(run)
+        trial = found.pick(pick)
+        if output is not None and not force:
+            _check_own(output, found)
         if not trial.feasible:
             common.say(
                 f"warning: trial {trial.number} ended {trial.outcome.value} or over a limit"
@@ -76,10 +84,31 @@ def export(
     return 0
 
 
+def _check_own(output: Path, report: Report) -> None:
+    """Refuse to overwrite a file unless it holds what this run exported, unchanged.
+
+    Raises:
+        UsageError: If it holds anything else: a configuration that was edited, or of another run.
+    """
+    from autotune.probe import trl_yaml
+
+    if not output.exists():
+        return
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+        text = output.read_text(encoding="utf-8")
+        content = yaml.safe_load(text)
+        if text.startswith(trl_yaml.MARK) and any(
+            content == trial.config for trial in report.trials
+        ):
+            return
+    raise UsageError(
+        f"{output} is there already, and is not as this run exports it.",
+        hint="Give another name, or --force to overwrite it.",
+    )
+
+
 def _check_encoding(text: str) -> None:
     """Refuse to write a configuration in which other characters stand for some of its own."""
-    import yaml
-
     written = streams.encodable(text, sys.stdout.encoding)
     if written != text and yaml.safe_load(written) != yaml.safe_load(text):
         raise streams.OutputError(
@@ -144,8 +173,6 @@ def verify(
 
 def _trials(files: Sequence[Path]) -> dict[Path, Trial]:
     """Return the trials that files in a run folder were exported from, where they still match."""
-    import yaml
-
     found: dict[Path, Trial] = {}
     reports: dict[Path, Report | None] = {}
     for file in files:
@@ -155,7 +182,7 @@ def _trials(files: Sequence[Path]) -> dict[Path, Trial]:
                 reports[run] = load_report(run)
             except AutotuneError:
                 reports[run] = None
-                common.say(f"there is no report in {run} to compare with")
+                common.say(_no_figures(file, run))
         report = reports[run]
         number = re.fullmatch(r"trial-(\d+)", file.stem)
         which = int(number.group(1)) if number else "balanced"
@@ -171,6 +198,13 @@ def _trials(files: Sequence[Path]) -> dict[Path, Trial]:
         else:
             common.say(f"{file.name} differs from trial {trial.number}, so it is not compared")
     return found
+
+
+def _no_figures(file: Path, run: Path) -> str:
+    """Return why the run of a file is set against no figures."""
+    if file.resolve().parent.name == "configs":
+        return f"note: {run} has no report that can be read, so nothing is compared"
+    return f"note: {file} is in no run folder, so it is run, and compared with nothing"
 
 
 @contextlib.contextmanager

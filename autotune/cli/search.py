@@ -45,14 +45,7 @@ def search(
         ),
     ] = None,
     pin: Pin = None,
-    min_coverage: Annotated[
-        float | None,
-        typer.Option(
-            help="Least share of loss tokens to train on.  [default: 0.95; 0 for a pinned length]",
-            min=0.0,
-            max=1.0,
-        ),
-    ] = None,
+    min_coverage: options.MinCoverage = None,
     split: options.Split = None,
     dataset_config: options.DatasetConfig = None,
     revision: options.Revision = None,
@@ -184,12 +177,13 @@ def _search(
     report.pick("balanced")  # NoFeasibleConfigError says what came closest
     common.say(f"run folder: {tuner.folder.path}")
     best = shlex.quote(str(tuner.folder.configs / "best.yaml"))
-    common.say(f"train with: {common.program('trl')} {report.trainer} --config {best}")
+    trl = shlex.quote(common.program("trl"))
+    common.say(f"train with: {trl} {report.trainer} --config {best}")
     _say_of_weights(report.pick("balanced").config)
     if report.is_predicted:
         folder = shlex.quote(str(tuner.folder.path))
         trust = " --trust-remote-code" if settings.get("trust_remote_code") else ""
-        confirm = f"{common.program('autotune')} verify {folder}{trust}"
+        confirm = f"{shlex.quote(common.program('autotune'))} verify {folder}{trust}"
         common.say(f"all figures are predicted; confirm them on the card: {confirm}")
     return 0
 

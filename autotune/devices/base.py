@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -26,6 +27,18 @@ class OomSignature:
 
     type_name: str
     message: str = ""
+
+
+class MicroBatches(Protocol):
+    """Knows which micro-batches a trainer need not run again."""
+
+    def expect(self, batch: Mapping[str, Any]) -> None:
+        """Take note of a collated micro-batch, in the order in which they will be run."""
+        ...
+
+    def around(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a ``training_step`` of a Trainer that runs ``step`` only if it must."""
+        ...
 
 
 class DeviceBackend(Protocol):
@@ -95,6 +108,10 @@ class DeviceBackend(Protocol):
         """Return the block within which a trainer is built and run."""
         ...
 
+    def repeats(self) -> MicroBatches | None:
+        """Return what spares a trainer micro-batches that repeat; None where all must be run."""
+        ...
+
     def run_facts(self, *, num_points: int) -> Mapping[str, Any]:
         """Return further facts of the finished run, by their names in a measurement.
 
@@ -116,6 +133,10 @@ class Measured:
     def placed(self) -> AbstractContextManager[None]:
         """Return a block that changes nothing."""
         return nullcontext()
+
+    def repeats(self) -> MicroBatches | None:
+        """Return None: what is measured must be run."""
+        return None
 
     def run_facts(self, *, num_points: int) -> Mapping[str, Any]:
         """Return nothing."""
@@ -160,7 +181,7 @@ def check_name(name: str) -> None:
         return
     known = {"auto", *BUILT_IN, *registry.declared()}
     if kind not in known:
-        raise UnknownNameError("device", name, known)
+        raise UnknownNameError("device", name, known, hint=_card_hint(name))
     if kind in _INDEXED and colon and not (index.isascii() and index.isdecimal()):
         raise UsageError(
             f"the device {name!r} has no number after the colon.",
@@ -168,6 +189,14 @@ def check_name(name: str) -> None:
         )
     if kind in ("auto", *BUILT_IN) and kind not in _INDEXED and colon:
         raise UsageError(f"the device {kind!r} takes no index.", hint=f"Write {kind}.")
+
+
+def _card_hint(name: str) -> str:
+    """Return how to name a card of the catalogue; empty if ``name`` is none."""
+    if not cards.is_known(name):
+        return ""
+    virtual = shlex.quote(f"virtual:{name}")
+    return f"--device {virtual} predicts for that card; --device cuda is one in this machine."
 
 
 def load(name: str) -> DeviceBackend:

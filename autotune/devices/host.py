@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 MALLOC_ENV = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 19),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 28),
     "MALLOC_TOP_PAD_": str(1 << 26),
     "MALLOC_ARENA_MAX": "1",
@@ -19,9 +19,10 @@ MALLOC_ENV = {
 By default glibc raises its mmap threshold to 32 MiB as blocks are freed, and gives threads heaps
 of their own (mallopt(3)); tensors then share heaps whose holes stay resident, so that one
 candidate's peak resident size differs by several percent from probe to probe. Fixed, it hardly
-does, and it is lower. benchmarks/malloc.py measures both, and the price in rate; the README has
-the figures. Exported configurations carry the same variables, so that the real run has the memory
-that was measured.
+does, and it is lower; page faults are the price. With 1 MiB the demo's peak still lay up to 4 %
+apart, with 128 KiB more than half of the rate was lost. benchmarks/malloc.py measures them side by
+side; the README has the figures. Exported configurations carry the same variables, so that the
+real run has the memory that was measured.
 """
 
 ONEDNN_ENV = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
@@ -39,6 +40,7 @@ MALLOC_PAD_BYTES = 1 << 26
 
 _PROC = Path("/proc")
 _CGROUP = Path("/sys/fs/cgroup")
+_CPUS = Path("/sys/devices/system/cpu")
 
 
 def _kib_fields(path: Path) -> dict[str, int]:
@@ -109,7 +111,29 @@ def process_env(device: str) -> dict[str, str]:
     # A user who has tuned them knows better.
     chosen = {} if any(name.startswith("MALLOC_") for name in os.environ) else dict(MALLOC_ENV)
     chosen.update({k: v for k, v in ONEDNN_ENV.items() if k not in os.environ})
+    # `trl` starts training by `accelerate launch`, which gives it one thread unless told otherwise
+    # (accelerate/commands/launch.py, num_cpu_threads_per_process): half the rate on two cores.
+    chosen["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(num_threads())
     return chosen
+
+
+def num_threads() -> int:
+    """Return the cores that this process may use, for a thread each, as PyTorch counts them.
+
+    Hardware threads of one core count once. Source: sysfs, ``thread_siblings_list``.
+    """
+    try:
+        usable: set[int] = set(os.sched_getaffinity(0))
+    except AttributeError:  # not on macOS
+        return os.cpu_count() or 1
+    return len({_siblings(number) for number in usable})
+
+
+def _siblings(number: int) -> str:
+    try:
+        return (_CPUS / f"cpu{number}" / "topology" / "thread_siblings_list").read_text().strip()
+    except OSError:
+        return str(number)
 
 
 def cpu_use() -> tuple[float, float] | None:

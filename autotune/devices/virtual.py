@@ -17,6 +17,7 @@ from autotune.probe.result import MemoryPeak
 from autotune.space.context import DeviceInfo
 from autotune.virtual import cards, device, placement, state
 from autotune.virtual.api import session_for
+from autotune.virtual.repeats import Repeats
 from autotune.virtual.replay import Replay
 from autotune.virtual.summary import summarise
 
@@ -121,6 +122,10 @@ class VirtualDevice:
                 yield
         finally:
             gc.set_threshold(*usual)
+
+    def repeats(self) -> Repeats:
+        """Return what spares a trainer micro-batches that its trace knows already."""
+        return Repeats(self._session.trace)
 
     def run_facts(self, *, num_points: int) -> Mapping[str, Any]:
         """Return what the peak is made of, with so many points of how memory changed."""

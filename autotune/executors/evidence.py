@@ -12,7 +12,7 @@ from typing import Any
 from autotune.errors import ExecutorError
 from autotune.executors.disk import disk_full, explaining_disk, task_disk_full
 from autotune.executors.logs import EVENTS, STDERR, last_phase, tail, telling_line
-from autotune.probe.result import Outcome, ProbeResult, Timeline
+from autotune.probe.result import Outcome, ProbeResult, Timeline, phase_name
 from autotune.probe.spec import ProbeSpec
 from autotune.units import format_gib
 from autotune.worker import tasks
@@ -198,7 +198,7 @@ def _lost_a_helper(result: ProbeResult, ending: Ending) -> bool:
 def _explain(
     spec: ProbeSpec, ending: Ending, *, last_words: str, phase: str | None
 ) -> tuple[Outcome, str]:
-    where = f" in phase {phase}" if phase else " before any phase"
+    where = f" in {phase_name(phase)}" if phase else " before any phase"
     if ending.timed_out_after_s is not None:
         detail = f"not done after {ending.timed_out_after_s:g} s, ended{where}"
         return Outcome.TIMEOUT, f"{detail}; a higher --probe-timeout gives it more"

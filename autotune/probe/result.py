@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -57,6 +57,12 @@ class Interval:
     def spread_ratio(self) -> float:
         """Return the interquartile range over the median."""
         return (self.high - self.low) / self.median if self.median else math.inf
+
+    def scaled(self, factor: float) -> Interval:
+        """Return the interval in another unit, of which one is ``factor`` of this one's."""
+        return Interval(
+            median=factor * self.median, low=factor * self.low, high=factor * self.high
+        )
 
     def overlaps(self, other: Interval) -> bool:
         """Whether the two intervals share a value: then their order is not known."""
@@ -138,6 +144,28 @@ def fit_bytes(peak: MemoryPeak, device_kind: str) -> int | None:
     return peak.resident_bytes if device_kind == "cpu" else peak.used_bytes
 
 
+PHASES = ("load", "first_step", "later_steps", "eval", "save")
+"""A probe's phases, in their order; the README says what each is."""
+
+
+def phase_name(phase: str) -> str:
+    """Return a phase as texts call it: ``the later steps`` for ``later_steps``."""
+    words = phase.replace("_", " ")
+    return f"the {words}" if words in ("first step", "later steps") else words
+
+
+def covered(phases: Collection[str]) -> str:
+    """Return in words which phases probes ran, and which they did not."""
+    ran = _listed([phase_name(name) for name in PHASES if name in phases], "and")
+    left = _listed([phase_name(name) for name in PHASES if name not in phases], "or")
+    return f"{ran}, not {left}" if left else ran
+
+
+def _listed(words: Sequence[str], last: str) -> str:
+    head = ", ".join(words[:-1])
+    return f"{head} {last} {words[-1]}" if head else "".join(words)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
     """What a finished probe measured; raw values first, statistics derived.
@@ -155,6 +183,8 @@ class Measurement:
         num_alloc_retries: How often the allocator had to free its cache to go on.
         rows_per_epoch: Rows of the processed data set.
         rows_per_sample: Processed rows per row of the original data (below 1 when packed).
+        tokens_per_epoch: Non-padding tokens of one pass over the data as this candidate trains on
+            it, so cut as it says; None if a trainer or an earlier version did not tell.
         device_used_by_others_bytes: Memory other processes held on the device; None if unknown.
         num_trainable_parameters: Parameters that the optimizer updates.
         cpu_taken_by_others_ratio: Share (0 to 1) of the host's processor time that others used
@@ -172,6 +202,7 @@ class Measurement:
     num_alloc_retries: int = 0
     rows_per_epoch: float = 0.0
     rows_per_sample: float = 1.0
+    tokens_per_epoch: float | None = None
     device_used_by_others_bytes: int | None = None
     num_trainable_parameters: int | None = None
     cpu_taken_by_others_ratio: float | None = None
@@ -212,7 +243,14 @@ class Measurement:
 
     @property
     def samples_per_s(self) -> Interval:
-        """Return rows of the original data set per second over the measured steps."""
+        """Return rows of the original data set per second at the rate of the measured steps.
+
+        The measured rows are a sample, whose mean length is not the data's. So the rate in tokens
+        is divided by the tokens of a mean row of all data, where that is known.
+        """
+        num_samples = self.samples_per_epoch
+        if num_samples and self.tokens_per_epoch:
+            return self.tokens_per_s.scaled(num_samples / self.tokens_per_epoch)
         rates = [step.rows_per_s(self.accumulation_steps) for step in self.steps]
         return Interval.of([rate / self.rows_per_sample for rate in rates])
 
@@ -229,11 +267,17 @@ class Measurement:
 
     @property
     def epoch_time_s(self) -> float | None:
-        """Return the time one epoch would take at the median rate, in seconds."""
-        if not self.rows_per_epoch:
-            return None
-        rates = [step.rows_per_s(self.accumulation_steps) for step in self.steps]
-        return self.rows_per_epoch / statistics.median(rates)
+        """Return the time one epoch would take at the median rate, in seconds.
+
+        It is the tokens of an epoch over the median of ``tokens_per_s``, where they are known.
+        """
+        num_samples = self.samples_per_epoch
+        return None if num_samples is None else num_samples / self.samples_per_s.median
+
+    @property
+    def samples_per_epoch(self) -> float | None:
+        """Return the rows of the original data set; None if their number is not known."""
+        return self.rows_per_epoch / self.rows_per_sample if self.rows_per_epoch else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""

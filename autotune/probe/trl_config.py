@@ -13,6 +13,7 @@ from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
 __all__ = [
     "LAUNCH_KEYS",
     "TRL_MAX_LENGTH",
+    "TRL_TEST_SPLIT",
     "coverage",
     "evaluates",
     "for_one_card",
@@ -20,6 +21,9 @@ __all__ = [
     "packs",
     "rows_enough",
 ]
+
+TRL_TEST_SPLIT = "test"
+"""TRL's default of ``dataset_test_split``."""
 
 LAUNCH_KEYS = frozenset(
     {
@@ -74,6 +78,8 @@ def for_one_card(
         notes.append("use_cpu: left out; training on the card is predicted.")
     if kept.get("tf32"):
         notes.append("tf32: no effect on memory; float32 products are timed without it.")
+    if kept.get("torch_empty_cache_steps"):
+        notes.append("torch_empty_cache_steps: not predicted; it lowers reserved memory and rate.")
     if kept.get("auto_find_batch_size"):
         notes.append("auto_find_batch_size: the batch size that the file names is predicted.")
         kept["auto_find_batch_size"] = False

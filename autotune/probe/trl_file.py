@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ _COMMENT = re.compile(r"trl (\w+) --config")
 _CARD = re.compile(r"^#   device +(.+) \(virtual\)", re.MULTILINE)
 
 _IN_A_FILE = {
-    "under `fixed:` in the space": "in the file",
-    "`fixed:` in the space": "the file",
+    "under `fixed:` in the space": "in {path}",
+    "`fixed:` in the space": "{path}",
     "a file that `fixed:` names": "a file that it names",
     "with --split": "with dataset_train_split",
     "--dataset-config and --split": "dataset_config and dataset_train_split",
@@ -37,12 +38,19 @@ class TrlFile:
         config: The mapping that TRL reads.
         trainer: The ``trl`` command that the file's comment names; ``sft`` if it names none.
         card: The card that the comment says it is predicted for; None if it says none.
+        lines: The line, from 1, in which each key stands, where the text tells.
     """
 
     path: Path
     config: dict[str, Any]
     trainer: str
     card: str | None = None
+    lines: Mapping[str, int] = field(default_factory=dict)
+
+    def place(self, key: str) -> str:
+        """Return where a key stands, as ``my.yaml, line 3``; the file alone if that is unknown."""
+        line = self.lines.get(key)
+        return f"{self.path}, line {line}" if line else str(self.path)
 
 
 def read(path: Path) -> TrlFile:
@@ -52,6 +60,11 @@ def read(path: Path) -> TrlFile:
         PrerequisiteError: If there is no such file.
         UsageError: If it is no YAML mapping of TRL keys, or gives one twice.
     """
+    if path.is_dir():
+        raise UsageError(
+            f"{path} is a folder.",
+            hint="Give the YAML file of one configuration, such as one in a run's configs/.",
+        )
     check_regular(path)
     try:
         text = path.read_text(encoding="utf-8")
@@ -91,11 +104,21 @@ def read(path: Path) -> TrlFile:
         config=content,
         trainer=command.group(1) if command else "sft",
         card=card.group(1) if card else None,
+        lines=_lines(text),
     )
 
 
-def hint_for_file(hint: str) -> str:
+def _lines(text: str) -> dict[str, int]:
+    """Return the line, from 1, of each key of a mapping's text."""
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    pairs = root.value if isinstance(root, yaml.MappingNode) else []
+    return {
+        key.value: key.start_mark.line + 1 for key, _ in pairs if isinstance(key, yaml.ScalarNode)
+    }
+
+
+def hint_for_file(hint: str, path: Path) -> str:
     """Return a hint that was meant for a search in the words of a configuration's file."""
     for words, others in _IN_A_FILE.items():
-        hint = hint.replace(words, others)
+        hint = hint.replace(words, others.format(path=path))
     return hint

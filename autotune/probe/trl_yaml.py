@@ -16,6 +16,7 @@ import yaml
 
 from autotune.errors import JournalError, UsageError
 from autotune.probe import prediction
+from autotune.probe.result import phase_name
 from autotune.units import format_gib, format_rate
 
 MARK = "# Written by autotune"
@@ -118,10 +119,10 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
     Args:
         header: Any of ``version``, ``created_at``, ``trial``, ``num_trials``, ``picked_as``,
             ``source``, ``outcome``, ``feasible``, ``peak_bytes``, ``peak_of``, ``peak_phase``,
-            ``host_bytes``, ``budget_bytes``, ``tokens_per_s`` (median, low, high), ``num_probes``,
-            ``on_the_edge``, ``rate_ratio``, ``memory_ratio``, ``coverage``, ``changed``,
-            ``changes``, ``device``, ``driver``, ``weights``, ``versions`` and ``trainer``. What
-            is absent or None is left out.
+            ``covers``, ``host_bytes``, ``budget_bytes``, ``tokens_per_s`` (median, low, high),
+            ``num_probes``, ``on_the_edge``, ``rate_ratio``, ``memory_ratio``, ``coverage``,
+            ``changed``, ``changes``, ``unranked``, ``needs``, ``device``, ``driver``, ``weights``,
+            ``versions`` and ``trainer``. What is absent or None is left out.
         file_name: Name of the file, for the command to run it.
     """
     known = {name: value for name, value in header.items() if value is not None}
@@ -132,6 +133,8 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
         rows.append(
             ("host memory", f"{held}, beside the process itself: what the card moves there")
         )
+    if "covers" in known:
+        rows.append(("covers", known["covers"]))
     rows += [("rate", text) for text in _rate(known)]
     if "coverage" in known:
         rows.append(("trains on", f"{known['coverage']:.2%} of the data's tokens that carry loss"))
@@ -142,6 +145,7 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
         rows += [("beware", text) for text in _trust(str(known.get("device", "")))]
     if known.get("changes"):
         rows.append(("beware", f"not the baseline's training: other {_and(known['changes'])}"))
+    rows += [("needs", text) for text in known.get("needs", ())]
     if "device" in known:
         driver = f", driver {known['driver']}" if "driver" in known else ""
         rows.append(("device", f"{known['device']}{driver}"))
@@ -217,7 +221,7 @@ def _peak(known: Mapping[str, Any]) -> list[str]:
     if "peak_bytes" not in known:
         return []
     what = f", {known['peak_of']}" if "peak_of" in known else ""
-    phase = f", reached in {known['peak_phase']}" if "peak_phase" in known else ""
+    phase = f", reached in {phase_name(known['peak_phase'])}" if "peak_phase" in known else ""
     source = f" {known['source']}" if "source" in known else ""
     lines = [f"{format_gib(known['peak_bytes'])}{source}{what}{phase}"]
     if "budget_bytes" in known:
@@ -244,12 +248,15 @@ def _rate(known: Mapping[str, Any]) -> list[str]:
     rate = known["tokens_per_s"]
     source = f" {known['source']}" if "source" in known else ""
     probes = f", {known['num_probes']} probes" if known.get("num_probes", 1) > 1 else ""
+    is_predicted = known.get("source") == prediction.SOURCE
     spread = f"quartiles {format_rate(rate['low'])} to {format_rate(rate['high'])}"
-    if known.get("source") == prediction.SOURCE:
+    if is_predicted:
         # Its steps differ by their rows alone, which says nothing about how wrong it may be.
         spread = f"±{prediction.RATE_ERROR:.0%}"
     lines = [f"{format_rate(rate['median'])} tokens/s{source}, {spread}{probes}"]
-    if known.get("weights") == "random":
+    if known.get("unranked") and not is_predicted:
+        lines.append("too noisy to rank: more than a tenth to a side of the median")
+    if known.get("weights") == "random" and not is_predicted:  # which has no weights at all
         lines.append("with random weights of the same shapes")
     if "rate_ratio" in known:
         lines.append(f"{known['rate_ratio']:.2f} x the baseline's")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.probe import prediction, trl_yaml
-from autotune.probe.result import Interval, Outcome
+from autotune.probe.result import Interval, Outcome, phase_name
 from autotune.report.compare import Gain, gain_of
 from autotune.report.trial import Trial
 from autotune.units import format_duration, format_gib, format_rate
@@ -155,7 +155,7 @@ def ending(trial: Trial) -> str:
     if not trial.results:
         return trial.outcome.value
     last = trial.results[-1]
-    phase = f" in {last.phase}" if last.phase else ""
+    phase = f" in {phase_name(last.phase)}" if last.phase else ""
     asked = asked_for(last.detail)
     if asked and trial.outcome in (Outcome.DEVICE_OOM, Outcome.HOST_OOM):
         return f"{trial.outcome.value}: tried to allocate {asked}{phase}"

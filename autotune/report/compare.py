@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from autotune import objectives
 from autotune.errors import NoFeasibleConfigError
-from autotune.probe.result import Outcome
+from autotune.probe.result import PHASES, Outcome, phase_name
 from autotune.report import pareto
 from autotune.report.trial import Trial
 from autotune.units import format_gib, parse_bytes
@@ -18,7 +18,6 @@ from autotune.units import format_gib, parse_bytes
 _LACKING = re.compile(
     r"Tried to allocate (\d+(?:\.\d+)? [KMG]iB)\b.* of which (\d+(?:\.\d+)? [KMG]iB) is free"
 )
-_PHASES = ("load", "first_step", "later_steps", "eval", "save")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +121,7 @@ def _none_ran(
     probed = [item for item in trials if item.results]
     if all(item.outcome is Outcome.DEVICE_OOM for item in trials) and probed:
         last = {item.results[-1].phase for item in probed}
-        if last == {_PHASES[0]}:
+        if last == {PHASES[0]}:
             return NoFeasibleConfigError(
                 f"{message}. All of them ran out while the model was loaded: the weights alone do"
                 " not fit.",
@@ -132,7 +131,7 @@ def _none_ran(
     if closest is None:
         return NoFeasibleConfigError(f"{message}.", hint=_remedies(lean_pins, min_coverage))
     result, shortfall = closest.results[-1], _shortfall(closest)
-    phase = f" in {result.phase}" if result.phase else ""
+    phase = f" in {phase_name(result.phase)}" if result.phase else ""
     short = "" if shortfall is None else f", where {format_gib(shortfall)} more were needed"
     detail = "" if short else next(iter(result.detail.splitlines()), "")
     return NoFeasibleConfigError(
@@ -163,7 +162,7 @@ def _untried(pins: Sequence[str], trials: Sequence[Trial]) -> list[str]:
 def _nearness(trial: Trial) -> tuple[int, float, int]:
     """Return how far a trial got, then by how little it failed there, then how early it was."""
     phase, shortfall = trial.results[-1].phase, _shortfall(trial)
-    progress = _PHASES.index(phase) if phase in _PHASES else -1
+    progress = PHASES.index(phase) if phase in PHASES else -1
     return progress, -math.inf if shortfall is None else -shortfall, -trial.number
 
 

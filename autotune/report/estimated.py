@@ -84,10 +84,14 @@ class CardEstimate:
 
     @property
     def makeup(self) -> Mapping[str, Any] | None:
-        """Return what the peak is made of, with the host's peak over the whole run."""
+        """Return what the peak is made of, with the run's peaks for the allocator and the host."""
         if self.measurement is None or self.measurement.makeup is None:
             return None
-        return {**self.measurement.makeup, "host_peak_bytes": self.host_bytes or 0}
+        return {
+            **self.measurement.makeup,
+            "allocated_bytes": self.measurement.peak_of("allocated_bytes"),
+            "host_peak_bytes": self.host_bytes or 0,
+        }
 
     def verdict(self) -> str:
         """Return whether it fits, in words."""

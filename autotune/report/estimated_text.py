@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from autotune.probe import prediction
-from autotune.probe.result import Measurement, Outcome
+from autotune.probe.result import Measurement, Outcome, phase_name
 from autotune.report.cells import gib, percent
 from autotune.report.estimated import CardEstimate, Estimate
-from autotune.report.makeup import makeup_table, timeline_picture
+from autotune.report.makeup import BUDGET_MEANS, makeup_table, timeline_picture
 from autotune.units import format_duration, format_gib, format_rate
 
 TITLE = "Predicted, not measured"
@@ -58,9 +58,7 @@ def _one(card: CardEstimate, width: int) -> Text:
     if not picture.plain:
         return text
     text.append("\n\n").append_text(picture)
-    return text.append(
-        "\n" + _wrap("That budget is the limit less the context, which is no tensor's.", width)
-    )
+    return text.append("\n" + _wrap(BUDGET_MEANS, width))
 
 
 def _figures(card: CardEstimate, pooled: Measurement) -> list[tuple[str, str]]:
@@ -81,7 +79,8 @@ def _figures(card: CardEstimate, pooled: Measurement) -> list[tuple[str, str]]:
         (
             "used",
             f"{format_gib(card.used_bytes)} predicted: reserved, and"
-            f" {format_gib(card.context_bytes)} of context; reached in {pooled.peak_phase}",
+            f" {format_gib(card.context_bytes)} of context; reached in"
+            f" {phase_name(pooled.peak_phase)}",
         ),
         (
             "on the host",

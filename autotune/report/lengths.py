@@ -128,8 +128,13 @@ def padding_share(
     return max(0.0, round(1.0 - mean / expected_max, 12))
 
 
-def to_json(profile: DataProfile) -> dict[str, Any]:
-    """Return the profile's figures and the rows of the table as plain JSON values."""
+def to_json(profile: DataProfile, offered: Sequence[int] = ()) -> dict[str, Any]:
+    """Return the profile's figures and the rows of the table as plain JSON values.
+
+    Args:
+        profile: The lengths.
+        offered: Values of ``max_length`` that a search draws from, in tokens.
+    """
     rows = []
     for row in length_rows(profile):
         data = asdict(row)
@@ -146,29 +151,39 @@ def to_json(profile: DataProfile) -> dict[str, Any]:
         "format": profile.format,
         "fingerprint": profile.fingerprint,
         "max_lengths": rows,
+        "offered": list(offered),
     }
 
 
-def telling_rows(rows: Sequence[LengthRow]) -> tuple[LengthRow, ...]:
+def telling_rows(rows: Sequence[LengthRow], offered: Sequence[int] = ()) -> tuple[LengthRow, ...]:
     """Return the rows that a choice is made between: each keeps more than the one before.
 
     Lengths that lose more than half are left out, unless there is no other, and so are those
-    beyond the first that loses nothing.
+    beyond the first that loses nothing. Those that a search draws from are always among them.
     """
-    found = {}
+    found = {row.max_length: row for row in rows if row.max_length in offered}
     for step in LOST_STEPS:
         for row in rows:
             if row.lost_truncation_share <= step or row is rows[-1]:
                 found[row.max_length] = row
                 break
-    return tuple(found.values())
+    return tuple(found[max_length] for max_length in sorted(found))
 
 
-def render_text(profile: DataProfile, *, width: int = 100, every: bool = False) -> str:
+def render_text(
+    profile: DataProfile,
+    offered: Sequence[int] = (),
+    least_coverage: float = 0.0,
+    *,
+    width: int = 100,
+    every: bool = False,
+) -> str:
     """Return summary, histogram and table as plain text.
 
     Args:
         profile: The lengths.
+        offered: Values of ``max_length`` that a search draws from, in tokens; marked.
+        least_coverage: Share (0 to 1) of the loss tokens that layouts which cut must keep.
         width: Columns of running text.
         every: Whether to table every length, not only those that tell something.
     """
@@ -180,15 +195,33 @@ def render_text(profile: DataProfile, *, width: int = 100, every: bool = False) 
         f" {profile.mean_length:,.0f}, {quantiles}, longest {profile.longest:,}."
     )
     rows = length_rows(profile)
-    shown = rows if every or len(rows) <= len(LOST_STEPS) else telling_rows(rows)
+    shown = rows if every or len(rows) <= len(LOST_STEPS) else telling_rows(rows, offered)
     legend = LEGEND
     if len(shown) < len(rows):
         legend += (
-            f" Shown are the shortest lengths for each loss worth choosing; --all tables all"
-            f" {len(rows)}."
+            f" Shown are the shortest lengths for each loss worth choosing and those that a search"
+            f" draws from; --all tables all {len(rows)}."
         )
-    parts = [textwrap.fill(summary, width), histogram(profile), _table(shown)]
+    parts = [textwrap.fill(summary, width), histogram(profile), _table(shown, offered)]
+    if offered:
+        parts.append(textwrap.fill(_offer(profile, offered, least_coverage), width))
     return "\n\n".join([*parts, textwrap.fill(legend, width)]) + "\n"
+
+
+def _offer(profile: DataProfile, offered: Sequence[int], least_coverage: float) -> str:
+    """Return which lengths a search draws from, and for which of them not every layout is."""
+    text = f"* A search draws max_length from: {', '.join(f'{value:,}' for value in offered)}."
+    if offered[-1] > profile.longest:
+        text += (
+            " Those above the longest row cut nothing; packing takes them as the size of a bin."
+        )
+    tabled = [value for value in offered if value >= profile.max_lengths[0]]
+    if profile.num_loss_tokens and any(profile.coverage(n) < least_coverage for n in tabled):
+        text += (
+            f" Those that lose more than {percent(1 - least_coverage)} (--min-coverage) are drawn"
+            " with bfd_split and wrapped alone, if the space has them."
+        )
+    return text
 
 
 def bins(profile: DataProfile) -> tuple[tuple[int, int, int], ...]:
@@ -255,11 +288,13 @@ def plot(profile: DataProfile, path: str | Path) -> Path:
     return save_figure(figure, target)
 
 
-def _table(rows: Sequence[LengthRow]) -> str:
+def _table(rows: Sequence[LengthRow], offered: Sequence[int]) -> str:
+    is_marked = any(row.max_length in offered for row in rows)
+    marks = {row.max_length: "*" if row.max_length in offered else " " for row in rows}
     titles = ["max_length", "rows cut", "rows dropped", "lost", *(f"x{b}" for b in MICRO_BATCHES)]
     cells = [
         [
-            f"{row.max_length:,}",
+            f"{row.max_length:,}{marks[row.max_length] if is_marked else ''}",
             percent(row.rows_cut_share),
             percent(row.rows_dropped_share),
             percent(row.lost_truncation_share),

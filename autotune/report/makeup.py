@@ -13,6 +13,8 @@ from typing import Any
 
 from rich.text import Text
 
+from autotune.probe.result import PHASES as RUN_PHASES
+from autotune.probe.result import phase_name
 from autotune.report.cells import gib, percent
 from autotune.report.pictures import new_figure, save_figure
 from autotune.report.plot import BUDGET_IN_SIGHT, MARGIN
@@ -26,6 +28,7 @@ LOOKS = {
     "workspaces": ("▪", "white", "#8c8c8c"),
     "activations": ("░", "green", "#55a868"),
     "temporaries": ("▚", "red", "#c44e52"),
+    "whole_blocks": ("□", "bright_black", "#c7c7c7"),
 }
 """Character, colour in a terminal and in a file; from the bottom up, what changes least first."""
 PHASES = {"load": "l", "forward": "f", "backward": "b", "optimizer": "o", "other": "·"}
@@ -33,6 +36,22 @@ WHERE = {"load": "while loading", "other": "between passes", "optimizer": "in th
 BAR_WIDTH = 30
 MIN_SIZE = 4
 MARK_LINES = 3
+MAX_MODULES = 3
+LEGEND_COLUMNS = 4
+MARK_LEVELS = 4
+"""Heights at which names of marks that are close to each other stand in a plot."""
+
+CLOSE_MARKS = 0.04
+"""Share of a plot's width that a mark's name takes at most."""
+
+WHOLE_BLOCKS = "whole_blocks"
+WHOLE_BLOCKS_MEAN = (
+    "Whole blocks: PyTorch's allocator hands out some blocks whole though less was asked for, and"
+    " counts them as allocated."
+)
+BUDGET_MEANS = "That budget is the limit less the context, which is no tensor's."
+"""Said below a picture: what it draws is allocated bytes, and budgets are about used ones."""
+
 TITLE = "Predicted memory allocated, in GiB; across: allocations and frees in order"
 
 
@@ -40,11 +59,14 @@ def makeup_table(summary: Mapping[str, Any], *, width: int = 80, num_largest: in
     """Return what the predicted peak is made of, as text of at most ``width`` columns.
 
     Args:
-        summary: As ``autotune.virtual.summary.summarise`` returns it.
+        summary: As ``autotune.virtual.summary.summarise`` returns it; with ``allocated_bytes``,
+            the peak as the modelled allocator counts it, that is the peak which is shown.
         width: Columns to keep to, as far as the words allow.
         num_largest: How many of the largest groups of storages to list.
     """
-    peak, at_peak = summary["peak_bytes"], summary["at_peak"]
+    peak, at_peak = _allocated(summary), dict(summary["at_peak"])
+    if peak > summary["peak_bytes"]:
+        at_peak[WHOLE_BLOCKS] = peak - summary["peak_bytes"]
     title = _wrap(f"Predicted {_peak_line(summary)}: {format_gib(peak)} allocated.", width)
     text = Text().append(title, "bold")
     sizes = [max(map(len, ["total", *map(_words, at_peak)])), max(6, len(gib(peak))), 6]
@@ -57,6 +79,8 @@ def makeup_table(summary: Mapping[str, Any], *, width: int = 80, num_largest: in
         text.append(f"\n{_words(kind):<{sizes[0]}}  {cells}")
         if kind != "total" and bar_width >= MIN_SIZE:
             text.append(f"  {_look(kind)[0] * max(1, round(share * bar_width))}", _look(kind)[1])
+    if WHOLE_BLOCKS in at_peak:
+        text.append("\n" + _wrap(WHOLE_BLOCKS_MEAN, width))
     text.append("\nLargest at the peak, predicted:" if summary["largest"] else "", "bold")
     for group in summary["largest"][:num_largest]:
         line = f"- {format_gib(group['bytes'])} {_words(group['kind'])}: {_group(group)}"
@@ -83,7 +107,7 @@ def timeline_picture(
     Returns:
         Lines joined by line breaks; empty if nothing was ever in use.
     """
-    timeline, peak = summary["timeline"], summary["peak_bytes"]
+    timeline, peak = summary["timeline"], _allocated(summary)
     if not peak or not timeline["points"]:
         return Text()
     kinds = _stacked(timeline["kinds"])
@@ -134,7 +158,13 @@ def save_timeline(
     """
     target = Path(path)
     figure = new_figure(target)
-    timeline, peak = summary["timeline"], summary["peak_bytes"]
+    draw_timeline(summary, figure, budget_bytes)
+    return save_figure(figure, target)
+
+
+def draw_timeline(summary: Mapping[str, Any], figure: Any, budget_bytes: int | None) -> None:
+    """Draw what :func:`save_timeline` writes into an empty figure of matplotlib."""
+    timeline, peak = summary["timeline"], _allocated(summary)
     axes = figure.subplots()
     if timeline["points"]:
         # The last point holds until the end: a step has a width.
@@ -150,35 +180,76 @@ def save_timeline(
         )
     label = f"predicted peak, {format_gib(peak)} allocated"
     axes.plot([summary["peak_event"]["index"]], [peak / GIB], "kv", label=label)
+    title = textwrap.wrap(f"Predicted {_peak_line(summary)}", 90)
     if budget_bytes is not None:
-        is_drawn, label = _drawn(budget_bytes, peak), f"budget, {format_gib(budget_bytes)}"
-        # What is far above would squeeze the rest, so it is only named.
-        level = [budget_bytes / GIB] * 2 if is_drawn else [0, 0]
-        axes.plot([0, timeline["num_events"]], level, "r--" if is_drawn else " ", label=label)
-    for index, name in timeline["marks"]:
-        axes.axvline(index, color="grey", linestyle=":", linewidth=1)
-        place = {"x": index, "y": 0.99, "transform": axes.get_xaxis_transform()}
-        axes.text(s=name, **place, rotation=90, va="top", ha="right", fontsize="x-small")
+        label = f"budget, {format_gib(budget_bytes)}"
+        if _drawn(budget_bytes, peak):
+            axes.plot([0, timeline["num_events"]], [budget_bytes / GIB] * 2, "r--", label=label)
+        else:  # it would squeeze the rest
+            title.append(f"{label}: far above, not drawn")
+    _draw_marks(axes, timeline)
     axes.set(xlabel="allocations and frees in order", xlim=(0, max(1, timeline["num_events"])))
     axes.set_ylabel("predicted memory allocated, GiB")
-    axes.set_title("\n".join(textwrap.wrap(f"Predicted {_peak_line(summary)}", 90)), fontsize=10)
-    figure.legend(loc="outside right upper", fontsize="small", reverse=True)
-    return save_figure(figure, target)
+    axes.set_title("\n".join(title), fontsize=10)
+    # Not beside the axes, whose title names a module and may be wide.
+    figure.legend(loc="outside lower center", fontsize="small", ncols=LEGEND_COLUMNS)
+
+
+def _draw_marks(axes: Any, timeline: Mapping[str, Any]) -> None:
+    """Draw marks with their names, each below the one before where they are close."""
+    width, above, level = max(1, timeline["num_events"]), None, 0
+    for index, name in timeline["marks"]:
+        axes.axvline(index, color="grey", linestyle=":", linewidth=1)
+        is_close = above is not None and index - above < CLOSE_MARKS * width
+        level = (level + 1) % MARK_LEVELS if is_close else 0
+        above = index
+        place = {"x": index, "y": 0.99 - level / MARK_LEVELS, "rotation": 90, "va": "top"}
+        # Inside of the axes at both ends: numbers stand to the left of them.
+        side = "left" if index < width * (1 - CLOSE_MARKS) else "right"
+        transform = axes.get_xaxis_transform()
+        axes.text(s=name, **place, ha=side, fontsize="x-small", transform=transform)
+
+
+def _allocated(summary: Mapping[str, Any]) -> int:
+    """Return the one peak that is shown, in bytes: as the allocator counts it, where it was asked.
+
+    It hands out some blocks whole though less was asked for, and so counts more than the tensors.
+    """
+    return max(int(summary.get("allocated_bytes") or 0), int(summary["peak_bytes"]))
 
 
 def _peak_line(summary: Mapping[str, Any]) -> str:
     event = summary["peak_event"]
     phase = event["phase"]
     text = f"peak {WHERE.get(phase, f'in {phase}')}" if phase else "peak"
-    for name, joint in (("module", " of "), ("op", ", op "), ("mark", ", after ")):
+    for name, joint in (("module", " of "), ("op", ", op ")):
         text += f"{joint}{event[name]}" if event[name] else ""
-    return text
+    return text + _since(str(event["mark"]))
+
+
+def _since(mark: str) -> str:
+    """Return where in a run a mark places what came after it: in its phase, if it starts one."""
+    name = mark.replace(" ", "_")
+    if name in RUN_PHASES:
+        return f", in {phase_name(name)}"
+    return f", after {mark}" if mark else ""
 
 
 def _group(group: Mapping[str, Any]) -> str:
+    where = WHERE.get(group["phase"], group["phase"])
+    modules = group.get("modules", ())  # earlier records know none
+    if modules:
+        tensors = "tensor" if group["count"] == 1 else "tensors"
+        return f"{group['count']} {tensors} of {_some(modules)} ({where})"
     times = f"{group['count']} x " if group["count"] > 1 else ""
     module = f" in {group['module']}" if group["module"] else ""
-    return f"{times}{group['op']}{module} ({WHERE.get(group['phase'], group['phase'])})"
+    return f"{times}{group['op']}{module} ({where})"
+
+
+def _some(names: Sequence[str]) -> str:
+    num_left = len(names) - MAX_MODULES
+    shown = ", ".join(names[:MAX_MODULES])
+    return f"{shown} and {num_left} more" if num_left > 0 else shown
 
 
 def _stacked(kinds: Sequence[str] | Mapping[str, int]) -> list[str]:
@@ -223,7 +294,7 @@ def _cell(
 
 
 def _peak_mark(summary: Mapping[str, Any], size: int) -> str:
-    label = f"predicted peak {format_gib(summary['peak_bytes'])} allocated"
+    label = f"predicted peak {format_gib(_allocated(summary))} allocated"
     column = _column(summary["peak_event"]["index"], summary["timeline"], size)
     if column + 2 + len(label) <= size:
         return " " * (MARGIN + column) + f"▼ {label}"

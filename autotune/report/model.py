@@ -21,6 +21,9 @@ from autotune.report.trial import Trial
 __all__ = ["PICKS", "SCHEMA", "Gain", "Report", "Trial", "damaged", "gain_of", "probe_work_s"]
 
 SCHEMA = 1
+SIZE_LIMIT = 20_000
+"""Candidates of a space are counted up to this many."""
+
 PICKS = ("fastest", "leanest", "balanced")
 
 _MAPPINGS = ("device", "model_facts", "data", "versions")
@@ -51,6 +54,7 @@ class Report:
         min_coverage: Least share (0 to 1) of loss tokens that a candidate had to train on.
         space: Name of the search space.
         space_digest: Digest of the search space.
+        num_candidates: Candidates of the space, counted up to ``SIZE_LIMIT``; 0 if not known.
         inactive_knobs: Knobs that were not searched, each with the reason.
         removed_values: Values that were not searched, such as ``optim=adamw_8bit``, each with the
             reason.
@@ -64,6 +68,8 @@ class Report:
         versions: Package to version.
         wall_time_s: From the start of the search to the report.
         probe_work_s: Of that, the time probes spent loading and training, summed over probes.
+        num_slots: Probes that ran at a time, at most; with more than one, ``probe_work_s`` may be
+            greater than ``wall_time_s``.
         command: The command line that started it.
         schema: Version of this record.
     """
@@ -86,6 +92,7 @@ class Report:
     min_coverage: float = 0.0
     space: str = ""
     space_digest: str = ""
+    num_candidates: int = 0
     inactive_knobs: tuple[tuple[str, str], ...] = ()
     removed_values: tuple[tuple[str, str], ...] = ()
     lean_pins: tuple[str, ...] = ()
@@ -98,6 +105,7 @@ class Report:
     versions: Mapping[str, str] = field(default_factory=dict)
     wall_time_s: float = 0.0
     probe_work_s: float = 0.0
+    num_slots: int = 1
     command: str = ""
     schema: int = SCHEMA
 
@@ -168,8 +176,12 @@ class Report:
         found = self._find(int(text)) if text.isdecimal() else None
         if found is not None:
             return self._bind(found)
-        known = [*PICKS, *(str(item.number) for item in self.trials)]
-        raise UnknownNameError("trial", str(which), known)
+        raise UnknownNameError("trial", str(which), PICKS, hint=self._pick_hint())
+
+    def _pick_hint(self) -> str:
+        numbers = _ranges([item.number for item in self.trials])
+        trials = f"or the number of a trial: {numbers}" if numbers else "once a trial has ended"
+        return f"Give {', '.join(PICKS)}, {trials}."
 
     def nothing_fits(self) -> NoFeasibleConfigError:
         """Return the error for a search without a feasible trial."""
@@ -300,6 +312,17 @@ def damaged(path: Path, reason: str) -> JournalError:
             f" --run-dir {path.parent} --resume, and it writes the report anew from probes.jsonl."
         )
     return JournalError(f"the report {path} is damaged: {reason}.", hint=hint)
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """Return numbers as ranges, such as ``0 to 7, 9``; a study shared with others has gaps."""
+    ranges: list[list[int]] = []
+    for number in sorted(numbers):
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return ", ".join(f"{low} to {high}" if low < high else str(low) for low, high in ranges)
 
 
 def _as_json(value: Any) -> Any:

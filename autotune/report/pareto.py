@@ -131,14 +131,6 @@ def fastest(members: Sequence[Trial], baseline: Trial | None = None) -> Trial:
     return min(rivals, key=lambda item: (-_median(item.tokens_per_s), item.number))
 
 
-def is_unranked(trial: Trial) -> bool:
-    """Whether its rate varied by more than a tie may take in, so that its place is not certain."""
-    rate = trial.tokens_per_s
-    return rate is not None and (
-        rate.low < rate.median * (1 - TIE_LIMIT) or rate.high > rate.median * (1 + TIE_LIMIT)
-    )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Point:
     """A trial with its values, turned so that more is better in every dimension."""

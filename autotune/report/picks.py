@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
+from autotune.probe import prediction
 from autotune.probe.result import Outcome
 from autotune.report.compare import comparable
-from autotune.report.model import Report
+from autotune.report.model import SIZE_LIMIT, Report
 from autotune.report.trial import Trial
 from autotune.units import format_gib, format_rate
+
+FEW = 0.1
+"""Share of the candidates below which a search has seen few of them."""
 
 
 def pick_notes(report: Report) -> list[str]:
@@ -40,7 +47,35 @@ def pick_notes(report: Report) -> list[str]:
             f"[fastest] is trial {fastest.number} at {format_rate(_rate(fastest))} tokens/s: trial"
             f" {first.number}, at {format_rate(_rate(first))}, is faster within the noise only."
         )
-    return notes
+    return [*notes, *_predicted_lead(fastest, rivals), *_few_tried(report)]
+
+
+def _predicted_lead(fastest: Trial, rivals: Sequence[Trial]) -> list[str]:
+    """Return that the order may be another on the card, if predictions are not that good."""
+    others = [item for item in rivals if item.number != fastest.number]
+    if fastest.source != prediction.SOURCE or not others:
+        return []
+    second = max(others, key=lambda item: (_rate(item), -item.number))
+    lead = _rate(fastest) / _rate(second) - 1 if _rate(second) else math.inf
+    if not 0 <= lead <= prediction.RATE_ERROR:
+        return []
+    return [
+        f"[fastest] is predicted to be {lead:.0%} faster than trial {second.number}, which is"
+        f" within the ±{prediction.RATE_ERROR:.0%} that predicted rates may be off by: on the card"
+        " the order may be another."
+    ]
+
+
+def _few_tried(report: Report) -> list[str]:
+    """Return how few candidates were tried; nothing if they were many, or if it is not known."""
+    tried, size = len(report.trials), report.num_candidates
+    if tried >= FEW * size:
+        return []
+    more = " or more" if size >= SIZE_LIMIT else ""
+    return [
+        f"{tried} of {size:,}{more} candidates were tried: [fastest] is the fastest of those. The"
+        " same command with --resume and more --trials goes on."
+    ]
 
 
 def _rate(trial: Trial) -> float:

@@ -10,11 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from autotune.probe import prediction
-from autotune.probe.result import Outcome
+from autotune.probe.result import Outcome, covered
 from autotune.report.cells import ending, probe_line, rate, settings, table_row
-from autotune.report.makeup import makeup_table, timeline_picture
+from autotune.report.makeup import BUDGET_MEANS, makeup_table, timeline_picture
 from autotune.report.model import Report
-from autotune.report.pareto import is_unranked
 from autotune.report.picks import pick_notes
 from autotune.report.plot import scatter
 from autotune.report.trial import Trial, memory_name
@@ -85,7 +84,7 @@ def pareto_table(report: Report, width: int, members: Sequence[Trial] | None = N
         text.append(_line(row, widths) + "\n", style="cyan" if item.number in names else "")
         tags = f"[{', '.join(names[item.number])}] " if item.number in names else ""
         edge = " (on the edge of memory)" if item.on_the_edge else ""
-        edge += " (rate too noisy to rank)" if is_unranked(item) else ""
+        edge += " (rate too noisy to rank)" if item.is_unranked else ""
         text.append(_wrap(f"{tags}{settings(item.changed)}{edge}", width, indent=7) + "\n")
         if (item.host_bytes or 0) >= prediction.HOST_NOTED_BYTES:
             held = f"holds {format_gib(item.host_bytes)} on the host, predicted"
@@ -141,9 +140,10 @@ def _heading(report: Report, width: int) -> Text:
     if report.interrupted:
         state = "interrupted; this is the report so far"
     trials = f"{len(report.trials)} trial{'' if len(report.trials) == 1 else 's'}"
+    at_once = f", up to {report.num_slots} at a time" if report.num_slots > 1 else ""
     facts = [
         f"{trials} in {format_duration(report.wall_time_s)}"
-        f" ({format_duration(report.probe_work_s)} of loading and training in probes)",
+        f" ({format_duration(report.probe_work_s)} of loading and training in probes{at_once})",
         state,
         f"global batch {report.global_batch}",
     ]
@@ -152,7 +152,10 @@ def _heading(report: Report, width: int) -> Text:
         facts.append(f"budget {format_gib(report.budget_bytes)}{source}")
     if report.min_coverage:
         facts.append(f"at least {report.min_coverage:.1%} of the loss tokens")
-    if report.weights:
+    phases = {name for item in report.trials for run in item.measurements for name in run.phases}
+    if phases:
+        facts.append(f"probes covered {covered(phases)}")
+    if report.weights and not report.is_predicted:  # a prediction has no weights at all
         facts.append(f"{report.weights} weights")
     text.append("\n" + _wrap("; ".join(facts) + ".", width), style="not bold")
     if report.is_predicted:
@@ -191,7 +194,8 @@ def _recommendation(report: Report, width: int) -> list[Text]:
     rates = f"predicted, {off}" if report.is_predicted else MEASURED_RATE
     legend = Text(_wrap(LEGEND.format(peak=peak, rate=rates), width), style="dim")
     parts = [_titled(title, pareto_table(report, width)).append_text(legend)]
-    parts += [Text(_wrap(text, width)) for text in pick_notes(report)]
+    notes = [*pick_notes(report), *_no_gain(report)]
+    parts += [Text(_wrap(text, width)) for text in notes]
     if any(item.changes for item in members):
         same = report.same_training()
         numbers = ", ".join(str(item.number) for item in same)
@@ -207,27 +211,49 @@ def _recommendation(report: Report, width: int) -> list[Text]:
     return parts
 
 
+def _no_gain(report: Report) -> list[str]:
+    """Return why the columns of gains are empty, in a whole sentence; nothing if they are not."""
+    if any(report.gain(item) is not None for item in report.pareto):
+        return []
+    trial = report.baseline
+    if trial is None:
+        return ["No gain is shown: the baseline has not been run."]
+    reason = f"ended as {trial.outcome.value}"
+    if trial.outcome.value.endswith("_oom"):
+        reason = "ran out of memory"
+    elif trial.outcome is Outcome.OK:
+        reason = "cannot be compared with them"
+    return [f"No gain is shown: the baseline (trial {trial.number}) {reason}."]
+
+
 def _makeup(report: Report, width: int, *, drawn: bool) -> list[Text]:
     """Return what the recommended trial's predicted peak is made of; nothing if measured."""
     number = report.picks().get("balanced")
     pooled = None if number is None else report.pick(number).measurement
     if pooled is None or pooled.makeup is None:
         return []
-    summary = {**pooled.makeup, "host_peak_bytes": pooled.peak_of("resident_bytes") or 0}
+    summary = {
+        **pooled.makeup,
+        "allocated_bytes": pooled.peak_of("allocated_bytes"),
+        "host_peak_bytes": pooled.peak_of("resident_bytes") or 0,
+    }
     parts = [_titled(f"Trial {number} [balanced]", makeup_table(summary, width=width))]
     used, reserved = pooled.peak_of("used_bytes"), pooled.peak_of("reserved_bytes")
     if used is not None and reserved is not None:
         bridge = (
-            f"From there to the table's GiB: {format_gib(pooled.peak_of('allocated_bytes'))}"
-            f" allocated at most, {format_gib(reserved)} reserved by PyTorch's allocator,"
-            f" {format_gib(used)} used with the context; predicted."
+            f"From there to the table's GiB: {format_gib(reserved)} reserved by PyTorch's"
+            f" allocator, {format_gib(used)} used with the context; predicted."
         )
         parts[0].append("\n" + _wrap(bridge, width))
     if drawn:
         budget = report.budget_bytes
+        is_less = budget is not None and used is not None and reserved is not None
         if budget is not None and used is not None and reserved is not None:
-            budget -= used - reserved  # the context's, which is no tensor's
-        parts.append(timeline_picture(summary, width=width, budget_bytes=budget))
+            budget -= used - reserved
+        picture = timeline_picture(summary, width=width, budget_bytes=budget)
+        parts.append(picture)
+        if picture.plain and is_less:
+            picture.append("\n" + _wrap(BUDGET_MEANS, width))
     return parts
 
 

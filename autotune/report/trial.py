@@ -8,9 +8,17 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.objectives import Objective
+from autotune.objectives import TIE_LIMIT, Objective
 from autotune.probe import trl_yaml, typed
-from autotune.probe.result import Interval, Measurement, MemoryPeak, Outcome, ProbeResult
+from autotune.probe.result import (
+    Interval,
+    Measurement,
+    MemoryPeak,
+    Outcome,
+    ProbeResult,
+    covered,
+)
+from autotune.space.knob import needed_by
 
 NUM_CONFIRMED_PROBES = 2
 
@@ -139,6 +147,14 @@ class Trial:
         values = [objective.read(item).median for item in self.measurements]
         return Interval(median=statistics.median(values), low=min(values), high=max(values))
 
+    @property
+    def is_unranked(self) -> bool:
+        """Whether its rate varied by more than a tie may take in, so that its place is unsure."""
+        rate = self.tokens_per_s
+        return rate is not None and not (
+            rate.median * (1 - TIE_LIMIT) <= rate.low <= rate.high <= rate.median * (1 + TIE_LIMIT)
+        )
+
     def header(self) -> dict[str, Any]:
         """Return the facts for the comment at the top of an exported configuration."""
         rate = self.tokens_per_s
@@ -154,6 +170,8 @@ class Trial:
             "coverage": self.coverage,
             "changed": dict(self.changed),
             "changes": list(self.changes),
+            "unranked": self.is_unranked,
+            "needs": needed_by(self.candidate),
         }
         if rate is not None:
             own["tokens_per_s"] = {"median": rate.median, "low": rate.low, "high": rate.high}
@@ -162,6 +180,7 @@ class Trial:
                 "peak_bytes": peak,
                 "peak_of": memory_name(pooled.device_kind),
                 "peak_phase": pooled.peak_phase,
+                "covers": covered(pooled.phases),
                 "host_bytes": self.host_bytes,
             }
         return {**self.facts, **own}

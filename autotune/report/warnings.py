@@ -8,7 +8,6 @@ from typing import Any
 from autotune.objectives import TIE_LIMIT
 from autotune.probe.result import Measurement, Outcome, ProbeResult
 from autotune.report.cells import fact
-from autotune.report.pareto import is_unranked
 from autotune.report.trial import Trial
 from autotune.units import MIB, format_gib
 
@@ -57,7 +56,7 @@ def _spread(trials: Sequence[Trial]) -> str:
     if not wide:
         return ""
     worst = max(wide, key=lambda number: wide[number])
-    unranked = [item.number for item in trials if is_unranked(item)]
+    unranked = [item.number for item in trials if item.is_unranked]
     doubt = (
         f" In {_names(unranked)} it is too wide to rank: no more than {TIE_LIMIT:.0%} to each side"
         " of the median counts as a tie, and the median itself may be far off."

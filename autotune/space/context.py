@@ -42,6 +42,11 @@ class DeviceInfo:
     num_devices: int = 1
 
     @property
+    def trains_in_fp16(self) -> bool:
+        """Return whether float16 takes bfloat16's place: only CUDA has a scaler for it."""
+        return self.kind == "cuda" and not self.supports_bf16
+
+    @property
     def is_virtual(self) -> bool:
         """Return whether results on it are predicted."""
         return self.name.startswith("virtual:")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
 from autotune.errors import SpaceError
@@ -14,6 +14,7 @@ from autotune.space.domains import Domain, Quantiles, Value
 from autotune.space.trainers import has_keys
 
 Candidate: TypeAlias = Mapping[str, Value]
+Comparison: TypeAlias = Callable[[Value, Value, Candidate, Context], bool]
 Change: TypeAlias = Literal["nothing", "tokens", "method"]
 
 _CHANGES = ("nothing", "tokens", "method")
@@ -50,7 +51,7 @@ class Knob:
         accepts: Values that a user may ask for; ``domain`` if None.
         keys: TRL keys that belong to the knob, dotted for nested ones: those it writes, and those
             that would silently override it. A space may not fix them. ``(name,)`` if empty.
-        needs: TRL keys that a trainer's configuration must have for the knob to exist there.
+        needed_keys: TRL keys that a trainer's configuration must have for the knob to exist there.
         depends_on: Knobs that its rules look at; they are drawn first.
         always: Whether it is part of every space, at its baseline where the space is silent.
         default_values: Values derived from the context, given the quantiles asked for.
@@ -69,6 +70,8 @@ class Knob:
             that loading takes with the second: all before the first step, which is the weights
             above all. Either is None where the knob is inactive. Gets the candidate with the
             first value. None if that is certain of equal values alone.
+        needs: Requirements per value, such as ``flash-attn>=2.3.3``: what must be installed where
+            it is run. Rules read them for this machine, exported files name them for another.
         leanest: Values from the one that needs least device memory on, for a candidate that is to
             fit if anything does; ``LEAST`` for the smallest number. Empty to keep to the baseline.
         ignored_when_inactive: Whether a pin on an inactive knob is harmless rather than refused.
@@ -82,7 +85,7 @@ class Knob:
     domain: Domain | None = None
     accepts: Domain | None = None
     keys: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()
+    needed_keys: tuple[str, ...] = ()
     depends_on: tuple[str, ...] = ()
     always: bool = False
     default_values: Callable[[Context, Quantiles | None], tuple[Value, ...]] | None = None
@@ -92,8 +95,9 @@ class Knob:
     no_effect: Callable[[Value, Candidate, Context], str | None] | None = None
     effective: Callable[[Value, Candidate, Context], Value] | None = None
     trains_as: Callable[[Value, Candidate, Context], Value] | None = None
-    memory_at_least: Callable[[Value, Value, Candidate, Context], bool] | None = None
-    loads_at_least: Callable[[Value, Value, Candidate, Context], bool] | None = None
+    memory_at_least: Comparison | None = None
+    loads_at_least: Comparison | None = None
+    needs: Mapping[Value, tuple[str, ...]] = field(default_factory=dict)
     leanest: tuple[Value, ...] | Literal["least"] = ()
     ignored_when_inactive: bool = False
     pin_needs_active: bool = False
@@ -124,7 +128,7 @@ class Knob:
 
     def is_for(self, trainer: str) -> bool:
         """Whether the trainer's configuration has what the knob writes."""
-        return has_keys(trainer, self.needs)
+        return has_keys(trainer, self.needed_keys)
 
     @property
     def accepted(self) -> Domain:
@@ -204,6 +208,18 @@ class Knob:
         return self.effect(value, candidate, context) if self.name in candidate else None
 
 
+def needed_by(candidate: Candidate) -> list[str]:
+    """Return what must be installed to run a candidate, in words, with the value that asks."""
+    found = []
+    for name, value in candidate.items():
+        # A record may hold knobs of a package that is not installed here.
+        needs = registry.get(name).needs.get(value, ()) if name in registry.names() else ()
+        if needs:
+            plural = "s" if len(needs) > 1 else ""
+            found.append(f"the package{plural} {' and '.join(needs)}, for {name}={value}")
+    return found
+
+
 def at_least(larger: Value, smaller: Value, candidate: Candidate, context: Context) -> bool:
     """Compare numbers: for knobs where more of the value never needs less memory."""
     if not isinstance(larger, int | float) or not isinstance(smaller, int | float):
@@ -248,8 +264,8 @@ def add(knob: Knob) -> Knob:
 
 def not_for(knob: Knob, trainer: str) -> str:
     """Return why ``knob`` can't be searched on ``trainer``, without a full stop."""
-    needs = " and ".join(repr(key) for key in knob.needs)
+    keys = " and ".join(repr(key) for key in knob.needed_keys)
     return (
         f"the knob {knob.name!r} is not for the trainer {trainer!r}, whose configuration has no"
-        f" {needs}"
+        f" {keys}"
     )

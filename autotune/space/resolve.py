@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Protocol
 
@@ -12,7 +12,7 @@ from autotune.errors import SpaceError
 from autotune.space.context import Context
 from autotune.space.domains import Value
 from autotune.space.fixed import merge
-from autotune.space.knob import Candidate, Knob, nearest
+from autotune.space.knob import Candidate, Comparison, Knob, nearest
 from autotune.space.knobs.batching import share_of_tokens
 from autotune.space.knobs.precision import context_keys
 from autotune.space.plan import Plan
@@ -167,20 +167,8 @@ class ResolvedSpace:
         True only if the same knobs are active in both, and each is equal or known never to need
         less with the value it has in ``candidate``.
         """
-        if set(candidate) != set(other):
-            return False
-        context = self.context
-        for knob in self.knobs:
-            if knob.name not in candidate:
-                continue
-            larger = knob.effect(candidate[knob.name], candidate, context)
-            smaller = knob.effect(other[knob.name], other, context)
-            if larger == smaller:
-                continue
-            rule = knob.memory_at_least
-            if rule is None or not rule(larger, smaller, candidate, context):
-                return False
-        return True
+        same = set(candidate) == set(other)
+        return same and self._at_least(candidate, other, lambda knob: knob.memory_at_least)
 
     def loads_at_least(self, candidate: Candidate, other: Candidate) -> bool:
         """Whether ``candidate`` certainly needs the device memory that loading ``other`` needs.
@@ -188,6 +176,12 @@ class ResolvedSpace:
         Only what comes before the first step is compared, so that candidates with the same
         weights are equal here however they train them.
         """
+        return self._at_least(candidate, other, lambda knob: knob.loads_at_least)
+
+    def _at_least(
+        self, candidate: Candidate, other: Candidate, rule_of: Callable[[Knob], Comparison | None]
+    ) -> bool:
+        """Whether every knob has the same effect in both, or a rule says that it needs no less."""
         context = self.context
         for knob in self.knobs:
             larger, smaller = (
@@ -196,7 +190,7 @@ class ResolvedSpace:
             )
             if larger == smaller:
                 continue
-            rule = knob.loads_at_least
+            rule = rule_of(knob)
             if rule is None or not rule(larger, smaller, candidate, context):
                 return False
         return True

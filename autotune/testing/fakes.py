@@ -53,7 +53,7 @@ class MemoryWall:
 
     def load_bytes(self, config: Mapping[str, Any]) -> int:
         """Return what loading a configuration's weights takes, in bytes."""
-        share = 0.5 if config.get("dtype") == "bfloat16" else 1.0
+        share = 0.5 if config.get("dtype") in ("bfloat16", "float16") else 1.0
         return int(self.weights_bytes * (0.3 if config.get("load_in_4bit") else share))
 
     def peak_bytes(self, config: Mapping[str, Any]) -> int:
@@ -183,7 +183,7 @@ class FakeExecutor:
             self.wall.step(
                 config, spec.accumulation_steps, draw.uniform(1, 1 + self.wall.noise_ratio)
             )
-            for _ in range(spec.measured_steps)
+            for _ in range(max(spec.measured_steps, 1))  # a prediction may have none of its own
         )
         load_peak, step_peak = (
             MemoryPeak(allocated_bytes=n, reserved_bytes=n, used_bytes=n, resident_bytes=n)

@@ -22,12 +22,13 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
         ``losses``: One loss per optimizer step, the accumulation as exported.
     """
     # The training stack belongs into the worker.
-    from autotune.trainers.hf import prepared_rows
+    from autotune.trainers.hf import Sample, prepared_rows
     from autotune.trainers.sft import SftAdapter
 
     class Plain(SftAdapter):
-        def load_rows(self, spec: ProbeSpec, training_args: Any) -> tuple[Any, float]:
-            return prepared_rows(spec).select_columns(["input_ids", "labels"]), 1.0
+        def load_rows(self, spec: ProbeSpec, training_args: Any) -> Sample:
+            rows = prepared_rows(spec).select_columns(["input_ids", "labels"])
+            return Sample(rows=rows, rows_ratio=1.0, tokens_ratio=1.0)
 
         def _session(self, trainer: Any, *_: Any) -> Any:
             return trainer

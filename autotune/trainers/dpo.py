@@ -18,7 +18,6 @@ from autotune.errors import UsageError
 from autotune.probe.spec import ProbeSpec
 from autotune.trainers import columns, detect, preparing, raw
 from autotune.trainers.base import registry
-from autotune.trainers.loading import open_dataset
 
 PARTS = ("prompt", "chosen", "rejected")
 
@@ -51,14 +50,12 @@ class DpoAdapter(raw.RawRowsAdapter):
         """
         opened = preparing.open_request(DPOConfig, request)
         folder = Path(request["folder"])
-        rows = open_dataset(opened.script_args, opened.dataset_args)
+        rows = preparing.open_rows(opened)
         columns.require(self.name, rows.column_names)
         tokens = _tokenise(rows, opened, folder)
         lengths = {part: [len(ids) for ids in tokens[f"{part}_ids"]] for part in PARTS}
-        longest = [
-            prompt + max(chosen, rejected)
-            for prompt, chosen, rejected in zip(*lengths.values(), strict=True)
-        ]
+        sequences = list(_sequences(tokens))
+        longest = [max(pair) for pair in sequences]
         chat = isinstance(rows[0]["chosen"], list)
         profile = preparing.profile_of(
             _described(tokens),
@@ -73,7 +70,7 @@ class DpoAdapter(raw.RawRowsAdapter):
             return _small_trainer(detect.small_model, args, few, opened.tokenizer)
 
         refused = raw.checkpointing(DPOConfig, make, rows)
-        kept = raw.measured(rows, longest, lengths["prompt"])
+        kept = raw.measured(rows, sequences, lengths["prompt"])
         return preparing.answer(opened, kept, profile, folder, refusals={"checkpointing": refused})
 
     def is_kept(self, num_tokens: int, num_prompt: int, training_args: Any) -> bool:
@@ -83,14 +80,12 @@ class DpoAdapter(raw.RawRowsAdapter):
 
     def row_lengths(self, dataset: Dataset, training_args: Any) -> list[int]:
         """Return the tokens of each pair's longer sequence, as the collator cuts it."""
+        return [raw.cut(max(pair), training_args.max_length) for pair in _sequences(dataset)]
+
+    def row_tokens(self, dataset: Dataset, training_args: Any) -> list[int]:
+        """Return the tokens of both sequences of each pair, as the collator cuts them."""
         limit = training_args.max_length
-        lengths = [
-            len(prompt) + max(len(chosen), len(rejected))
-            for prompt, chosen, rejected in zip(
-                *(dataset[f"{part}_ids"] for part in PARTS), strict=True
-            )
-        ]
-        return lengths if limit is None else [min(length, limit) for length in lengths]
+        return [sum(raw.cut(length, limit) for length in pair) for pair in _sequences(dataset)]
 
     def count(self, rows: Sequence[Any], batch: Any) -> Mapping[str, int]:
         """Return a batch's counts. Shapes: (2 B, L), the chosen sequences first."""
@@ -132,6 +127,12 @@ def _tokenise(rows: Dataset, opened: preparing.Opened, folder: Path) -> Dataset:
             hint="Check the columns 'chosen' and 'rejected'.",
         )
     return found
+
+
+def _sequences(tokens: Dataset) -> Iterator[tuple[int, int]]:
+    """Yield the tokens of each pair's two sequences, the chosen one first."""
+    for prompt, chosen, rejected in zip(*(tokens[f"{part}_ids"] for part in PARTS), strict=True):
+        yield len(prompt) + len(chosen), len(prompt) + len(rejected)
 
 
 def _described(tokens: Dataset) -> Iterator[preparing.Row]:

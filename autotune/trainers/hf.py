@@ -27,7 +27,7 @@ from trl import (
     get_quantization_config,
 )
 
-from autotune.devices.base import DeviceBackend
+from autotune.devices.base import DeviceBackend, MicroBatches
 from autotune.errors import UnknownNameError
 from autotune.probe.spec import ProbeSpec
 from autotune.space.knobs.batching import TRL_BATCH_SIZE
@@ -112,15 +112,19 @@ class CountingCollator:
         inner: Callable[[Sequence[Any]], Any],
         count: Callable[[Sequence[Any], Any], Mapping[str, int]],
         recorder: Recorder,
+        repeats: MicroBatches | None = None,
     ) -> None:
         self._inner = inner
         self._count = count
         self._recorder = recorder
+        self._repeats = repeats
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Any:
         """Collate ``rows`` into a batch and count it."""
         batch = self._inner(rows)
         self._recorder.count(**self._count(rows, batch), num_rows=len(rows))
+        if self._repeats is not None:
+            self._repeats.expect(batch)
         return batch
 
 
@@ -175,6 +179,22 @@ class RecorderCallback(TrainerCallback):  # type: ignore[misc]
             self._recorder.enter_phase("save")
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The rows that a probe processes, and how much of the data they stand for.
+
+    Attributes:
+        rows: The rows, tokenised and not yet cut or packed.
+        rows_ratio: Rows of the whole data per row of these.
+        tokens_ratio: Tokens that the candidate trains on in the whole data per token that it
+            trains on of these; other than ``rows_ratio`` where the longest rows were sought out.
+    """
+
+    rows: Dataset
+    rows_ratio: float
+    tokens_ratio: float
+
+
 class Session:
     """A built trainer and the rows laid out for it."""
 
@@ -185,18 +205,24 @@ class Session:
         num_steps: int,
         facts: dict[str, Any],
         count: Callable[[Sequence[Any], Any], Mapping[str, int]],
+        repeats: MicroBatches | None,
     ) -> None:
         self._trainer = trainer
         self._count = count
         self._spec = spec
         self._num_steps = num_steps
         self._facts = facts
+        self._repeats = repeats
 
     def run(self, recorder: Recorder) -> None:
         """Train, with the recorder listening."""
         trainer = self._trainer
         recorder.describe_run(**self._facts)
-        trainer.data_collator = CountingCollator(trainer.data_collator, self._count, recorder)
+        trainer.data_collator = CountingCollator(
+            trainer.data_collator, self._count, recorder, self._repeats
+        )
+        if self._repeats is not None:
+            trainer.training_step = self._repeats.around(trainer.training_step)
         trainer.add_callback(
             RecorderCallback(recorder, num_steps=self._num_steps, phases=self._spec.phases)
         )
@@ -207,9 +233,15 @@ class HfAdapter(ABC):
     """Base of the adapters of TRL's own trainers.
 
     A subclass names its TRL classes and how its rows are measured.
+
+    Attributes:
+        name: As users write it.
+        batches_decide: Whether micro-batches of the same shapes always run the same operators, so
+            that a prediction need not run them again.
     """
 
     name: ClassVar[str]
+    batches_decide: ClassVar[bool] = False
 
     @abstractmethod
     def config_class(self) -> type:
@@ -222,8 +254,8 @@ class HfAdapter(ABC):
         ...
 
     @abstractmethod
-    def load_rows(self, spec: ProbeSpec, training_args: Any) -> tuple[Dataset, float]:
-        """Return the rows to process and how many original rows each stands for."""
+    def load_rows(self, spec: ProbeSpec, training_args: Any) -> Sample:
+        """Return the rows to process and how much of the data they stand for."""
         ...
 
     @abstractmethod
@@ -233,6 +265,13 @@ class HfAdapter(ABC):
         Of several sequences per row, the longest one counts.
         """
         ...
+
+    def row_tokens(self, dataset: Dataset, training_args: Any) -> list[int]:
+        """Return the tokens trained on per row of the processed data set. Shape (N,).
+
+        Of several sequences per row, all count.
+        """
+        return self.row_lengths(dataset, training_args)
 
     @abstractmethod
     def count(self, rows: Sequence[Any], batch: Any) -> Mapping[str, int]:
@@ -280,7 +319,7 @@ class HfAdapter(ABC):
             **(training_args.model_init_kwargs or {}),
         }
         training_args.model_init_kwargs = model_init_kwargs
-        rows, rows_per_row = self.load_rows(spec, training_args)
+        sample = self.load_rows(spec, training_args)
         quantization = get_quantization_config(model_args)
         name: str = model_args.model_name_or_path
         model: Any = name
@@ -298,31 +337,42 @@ class HfAdapter(ABC):
         trainer = self.make_trainer(
             model=model,
             args=training_args,
-            train_dataset=rows,
-            eval_dataset=rows if "eval" in spec.phases else None,
+            train_dataset=sample.rows,
+            eval_dataset=sample.rows if "eval" in spec.phases else None,
             processing_class=tokenizer,
             quantization_config=quantization,
             peft_config=get_peft_config(model_args),
             **self.further_arguments(spec, training_args, load),
         )
-        return self._session(trainer, spec, len(rows), rows_per_row)
+        repeats = device.repeats() if self.batches_decide else None
+        return self._session(trainer, spec, sample, repeats)
 
-    def _session(self, trainer: Any, spec: ProbeSpec, num_raw: int, scale: float) -> Session:
+    def _session(
+        self,
+        trainer: Any,
+        spec: ProbeSpec,
+        sample: Sample,
+        repeats: MicroBatches | None,
+    ) -> Session:
         processed = trainer.train_dataset
+        lengths = self.row_lengths(processed, trainer.args)
         schedule = plan(
-            self.row_lengths(processed, trainer.args),
+            lengths,
             batch_size=trainer.args.per_device_train_batch_size,
             accumulation=trainer.args.gradient_accumulation_steps,
             num_typical_steps=spec.warmup_steps + spec.measured_steps,
             num_first_worst=spec.first_worst_steps,
             seed=spec.seed,
             shuffle=spec.config.get("train_sampling_strategy", "random") != "sequential",
+            padded=not (spec.config.get("packing") or spec.config.get("padding_free")),
             representative=spec.representative,
         )
         facts = {
             "worst_batch": schedule.worst_batch,
-            "rows_per_epoch": len(processed) * scale,
-            "rows_per_sample": len(processed) / num_raw,
+            "rows_per_epoch": len(processed) * sample.rows_ratio,
+            "rows_per_sample": len(processed) / len(sample.rows),
+            "tokens_per_epoch": sum(self.row_tokens(processed, trainer.args))
+            * sample.tokens_ratio,
             "num_trainable_parameters": sum(
                 p.numel() for p in trainer.model.parameters() if p.requires_grad
             ),
@@ -331,7 +381,7 @@ class HfAdapter(ABC):
         if "eval" in spec.phases:
             worst = schedule.rows[: trainer.args.per_device_eval_batch_size * 2]
             trainer.eval_dataset = processed.select(worst)
-        return Session(trainer, spec, schedule.num_steps, facts, self.count)
+        return Session(trainer, spec, schedule.num_steps, facts, self.count, repeats)
 
 
 def prepared_rows(spec: ProbeSpec) -> Dataset:

@@ -18,7 +18,6 @@ from autotune.errors import UsageError
 from autotune.probe.spec import ProbeSpec
 from autotune.trainers import columns, detect, preparing, raw
 from autotune.trainers.base import registry
-from autotune.trainers.loading import open_dataset
 
 ANOTHERS = "KL_completion_ids"
 
@@ -51,7 +50,7 @@ class KtoAdapter(raw.RawRowsAdapter):
         """
         opened = preparing.open_request(KTOConfig, request)
         folder = Path(request["folder"])
-        rows = open_dataset(opened.script_args, opened.dataset_args)
+        rows = preparing.open_rows(opened)
         columns.require(self.name, rows.column_names)
         tokens = _tokenise(rows, opened, folder)
         lengths = {
@@ -78,7 +77,7 @@ class KtoAdapter(raw.RawRowsAdapter):
         reason = _why_not_one(make, few)
         if reason is not None:
             refusals["per_device_train_batch_size"] = {"1": reason}
-        kept = raw.measured(apart, longest, lengths["prompt"])
+        kept = raw.measured(apart, [[length] for length in longest], lengths["prompt"])
         return preparing.answer(opened, kept, profile, folder, refusals=refusals)
 
     def is_kept(self, num_tokens: int, num_prompt: int, training_args: Any) -> bool:
@@ -94,11 +93,19 @@ class KtoAdapter(raw.RawRowsAdapter):
             completions = [
                 max(own, len(ids)) for own, ids in zip(completions, dataset[ANOTHERS], strict=True)
             ]
-        lengths = [
-            len(prompt) + completion
+        return [
+            raw.cut(len(prompt) + completion, limit)
             for prompt, completion in zip(dataset["prompt_ids"], completions, strict=True)
         ]
-        return lengths if limit is None else [min(length, limit) for length in lengths]
+
+    def row_tokens(self, dataset: Dataset, training_args: Any) -> list[int]:
+        """Return the tokens of each labelled sequence, as the collator cuts it."""
+        return [
+            raw.cut(len(prompt) + len(completion), training_args.max_length)
+            for prompt, completion in zip(
+                dataset["prompt_ids"], dataset["completion_ids"], strict=True
+            )
+        ]
 
     def count(self, rows: Sequence[Any], batch: Any) -> Mapping[str, int]:
         """Return a batch's counts. Shapes: (B, L), and (B, L') with others' completions."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import datasets
+import yaml
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError
 from safetensors import safe_open
 from transformers import AutoTokenizer, PretrainedConfig, PreTrainedTokenizerBase
@@ -16,6 +18,7 @@ from transformers.quantizers import AutoHfQuantizer
 from trl import get_dataset
 
 from autotune.errors import PrerequisiteError, UsageError
+from autotune.probe import sources
 from autotune.trainers import models
 
 
@@ -205,12 +208,15 @@ def _damaged(file: Path, error: BaseException) -> UsageError:
     )
 
 
-def open_dataset(script_args: Any, dataset_args: Any) -> datasets.Dataset:
+def open_dataset(
+    script_args: Any, dataset_args: Any, *, eval_strategy: str = "no"
+) -> datasets.Dataset:
     """Return the training split that TRL's script would train on.
 
     Args:
         script_args: TRL's ``ScriptArguments``.
         dataset_args: TRL's ``DatasetMixtureConfig``.
+        eval_strategy: When TRL evaluates; unless ``no``, its script takes the test split, too.
 
     Raises:
         PrerequisiteError: If there is no such data set or it cannot be reached.
@@ -220,6 +226,12 @@ def open_dataset(script_args: Any, dataset_args: Any) -> datasets.Dataset:
     named = script_args.dataset_name
     if dataset_args.datasets:
         named = ", ".join(_mixture_name(entry) for entry in dataset_args.datasets)
+    elif Path(named).is_file():
+        # Whether it is looked for on the hub depends on how its path is written.
+        raise UsageError(
+            f"the data set {named!r} is a data file; `dataset_name` takes a hub id or a folder.",
+            hint=_lines_for(Path(named)),
+        )
     try:
         if dataset_args.datasets:
             found = get_dataset(dataset_args)
@@ -249,12 +261,38 @@ def open_dataset(script_args: Any, dataset_args: Any) -> datasets.Dataset:
             f"the data set {named!r} has no split {split!r}.",
             hint=f"It has: {', '.join(map(str, found))}. Choose one with --split.",
         )
+    test_split = script_args.dataset_test_split
+    if eval_strategy != "no" and test_split not in found:
+        raise _nothing_to_evaluate(named, test_split, list(map(str, found)), dataset_args)
     rows = found[split]
     if len(rows) == 0:
         raise UsageError(
             f"the split {split!r} of {named!r} is empty.", hint="Choose another with --split."
         )
     return rows
+
+
+def _lines_for(file: Path) -> str:
+    """Return the lines of a configuration that name a data file, as an exported one has them."""
+    try:
+        keys = sources.dataset_keys(str(file), split=None, config_name=None)
+    except UsageError as error:
+        return f"{error.message} {error.hint}"
+    lines = yaml.safe_dump({"datasets": keys["datasets"]}, sort_keys=False, width=10_000)
+    return "in place of dataset_name, write:\n" + textwrap.indent(lines.rstrip(), "    ")
+
+
+def _nothing_to_evaluate(
+    named: str, split: str, splits: Sequence[str], dataset_args: Any
+) -> UsageError:
+    hint = f"It has: {', '.join(splits)}. Name one with dataset_test_split: NAME"
+    if dataset_args.datasets:
+        hint = "Add test_split_size: 0.05, which keeps that share of the rows for evaluation"
+    return UsageError(
+        f"eval_strategy asks for evaluation, and {named!r} has no split {split!r} to evaluate on:"
+        f" trl ends with KeyError: {split!r}.",
+        hint=f"{hint}; or take eval_strategy out.",
+    )
 
 
 def _mixture_name(entry: Any) -> str:

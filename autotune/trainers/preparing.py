@@ -22,7 +22,7 @@ from autotune.space.context import DataProfile, ModelFacts
 from autotune.space.lengths import useful_lengths
 from autotune.trainers.facts import model_facts
 from autotune.trainers.hf import parse
-from autotune.trainers.loading import check_weights, open_model
+from autotune.trainers.loading import check_weights, open_dataset, open_model
 
 ON_HOST = {"use_cpu": True, "bf16": False, "fp16": False, "tf32": None, "report_to": "none"}
 """Tokenising needs no accelerator, whatever the search runs on."""
@@ -96,6 +96,15 @@ def open_request(config_class: type, request: Mapping[str, Any]) -> Opened:
         dataset_args=dataset_args,
         tokenizer=tokenizer,
         facts=model_facts(config, tokenizer, trust_remote_code=trust),
+    )
+
+
+def open_rows(opened: Opened) -> Dataset:
+    """Return the training split that a request names, as :func:`loading.open_dataset` does."""
+    return open_dataset(
+        opened.script_args,
+        opened.dataset_args,
+        eval_strategy=opened.training_args.eval_strategy,
     )
 
 

@@ -18,7 +18,6 @@ from trl import RewardConfig, RewardTrainer
 from autotune.errors import UsageError
 from autotune.trainers import columns, detect, models, preparing, raw
 from autotune.trainers.base import registry
-from autotune.trainers.loading import open_dataset
 
 PARTS = ("chosen", "rejected")
 
@@ -52,11 +51,12 @@ class RewardAdapter(raw.RawRowsAdapter):
         """
         opened = preparing.open_request(RewardConfig, request)
         folder = Path(request["folder"])
-        rows = open_dataset(opened.script_args, opened.dataset_args)
+        rows = preparing.open_rows(opened)
         columns.require(self.name, rows.column_names)
         tokens = _tokenise(rows, opened, folder)
         lengths = {part: [len(ids) for ids in tokens[f"{part}_ids"]] for part in PARTS}
-        longest = [max(pair) for pair in zip(*lengths.values(), strict=True)]
+        sequences = list(zip(*lengths.values(), strict=True))
+        longest = [max(pair) for pair in sequences]
         chat = isinstance(rows[0]["chosen"], list)
         profile = preparing.profile_of(
             _described(tokens),
@@ -71,7 +71,7 @@ class RewardAdapter(raw.RawRowsAdapter):
             return _small_trainer(_small_scorer, args, few, opened.tokenizer)
 
         refused = raw.checkpointing(RewardConfig, make, rows)
-        kept = raw.measured(rows, longest, [0] * len(rows))
+        kept = raw.measured(rows, sequences, [0] * len(rows))
         return preparing.answer(opened, kept, profile, folder, refusals={"checkpointing": refused})
 
     def is_kept(self, num_tokens: int, num_prompt: int, training_args: Any) -> bool:
@@ -83,6 +83,11 @@ class RewardAdapter(raw.RawRowsAdapter):
         """Return the tokens of each pair's longer sequence."""
         pairs = zip(*(dataset[f"{part}_ids"] for part in PARTS), strict=True)
         return [max(map(len, pair)) for pair in pairs]
+
+    def row_tokens(self, dataset: Dataset, training_args: Any) -> list[int]:
+        """Return the tokens of both sequences of each pair."""
+        pairs = zip(*(dataset[f"{part}_ids"] for part in PARTS), strict=True)
+        return [sum(map(len, pair)) for pair in pairs]
 
     def count(self, rows: Sequence[Any], batch: Any) -> Mapping[str, int]:
         """Return a batch's counts. Shapes: (2 B, L); each sequence's one score carries loss."""

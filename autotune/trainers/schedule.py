@@ -65,6 +65,7 @@ def plan(
     num_first_worst: int = FIRST_WORST_STEPS,
     seed: int,
     shuffle: bool,
+    padded: bool = False,
     representative: bool = False,
 ) -> Schedule:
     """Lay out the rows of a probe.
@@ -77,6 +78,8 @@ def plan(
         num_first_worst: Steps at the start that end with the worst micro-batch.
         seed: Seed of the order of typical rows.
         shuffle: Whether the trainer would shuffle; else typical rows keep the data's own order.
+        padded: Whether rows are padded to the longest of their micro-batch. The worst one is then
+            one with padding, and one without where the longest rows have one length, in turn.
         representative: Choose typical micro-batches that stand for all, not the first ones, and
             begin with the worst one.
 
@@ -88,8 +91,9 @@ def plan(
             f"the processed data set has {len(lengths)} rows, too few for a micro-batch of "
             f"{batch_size}"
         )
-    by_length = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
-    worst = by_length[:batch_size]
+    longest = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
+    full = longest[:batch_size]
+    masked = _with_padding(longest, lengths, batch_size) if padded else full
     order = list(range(len(lengths)))
     if shuffle:
         # A generator of its own: trainers reseed the global one.
@@ -101,8 +105,11 @@ def plan(
         chosen = representatives(_batches(order, batch_size), lengths, count=count)
         order = list(itertools.chain.from_iterable(chosen))
     fillings = _cycle(order, filling * num_worst)
+    # The last one is padded, so that the one before it is not.
+    kinds = [(full, masked)[(num_worst - step) % 2] for step in range(num_worst)]
     worst_steps = [
-        [*fillings[step * filling : (step + 1) * filling], *worst] for step in range(num_worst)
+        [*fillings[step * filling : (step + 1) * filling], *kinds[step]]
+        for step in range(num_worst)
     ]
     if representative:
         # All of a prediction counts for what it reserves: first what needs the largest blocks.
@@ -119,9 +126,23 @@ def plan(
     ]
     return Schedule(
         rows=tuple(rows),
-        worst_batch=(batch_size, lengths[worst[0]]),
+        worst_batch=(batch_size, lengths[longest[0]]),
         num_steps=num_steps(num_typical_steps, num_first_worst),
     )
+
+
+def _with_padding(longest: Sequence[int], lengths: Sequence[int], batch_size: int) -> list[int]:
+    """Return the largest micro-batch that is padded, from the rows sorted by length.
+
+    Rows of one length need no padding, and attention runs without a mask (transformers,
+    masking_utils.py). With the longest of the shorter rows in the place of one of them they are
+    padded to the same size, and the mask takes memory as well.
+    """
+    most = lengths[longest[0]]
+    rows = list(longest[:batch_size])
+    if batch_size > 1 and lengths[rows[-1]] == most:
+        rows[-1] = next((row for row in longest if lengths[row] < most), rows[-1])
+    return rows
 
 
 def representatives(
@@ -137,10 +158,7 @@ def representatives(
         lengths: Tokens per row. Shape (N,).
         count: How many to choose; fewer are returned if there are fewer.
     """
-    sizes = [
-        (len(batch) * max(lengths[row] for row in batch), sum(lengths[row] for row in batch))
-        for batch in batches
-    ]
+    sizes = [_sizes(batch, lengths) for batch in batches]
     by_size = sorted(range(len(batches)), key=lambda number: (*sizes[number], number))
     chosen = []
     count = min(count, len(batches))
@@ -157,6 +175,11 @@ def representatives(
             )
         )
     return [batches[number] for number in sorted(chosen)]
+
+
+def _sizes(batch: Sequence[int], lengths: Sequence[int]) -> tuple[int, int]:
+    """Return a micro-batch's padded positions and tokens."""
+    return len(batch) * max(lengths[row] for row in batch), sum(lengths[row] for row in batch)
 
 
 def _batches(order: Sequence[int], size: int) -> list[Sequence[int]]:

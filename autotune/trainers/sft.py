@@ -10,15 +10,19 @@ from trl import SFTConfig, SFTTrainer
 
 from autotune.probe.spec import ProbeSpec
 from autotune.trainers.base import registry
-from autotune.trainers.hf import HfAdapter, accumulation, prepared_rows
+from autotune.trainers.hf import HfAdapter, Sample, accumulation, prepared_rows
 from autotune.trainers.schedule import num_steps, subset
 from autotune.trainers.sft_checks import IGNORED
+
+SPLITTING = ("bfd_split", "wrapped")
+"""TRL's packing strategies that cut rows without leaving anything out."""
 
 
 class SftAdapter(HfAdapter):
     """Builds ``SFTTrainer`` on rows that were tokenised once, by TRL itself."""
 
     name: ClassVar[str] = "sft"
+    batches_decide: ClassVar[bool] = True
 
     def config_class(self) -> type:
         """Return ``SFTConfig``."""
@@ -34,8 +38,8 @@ class SftAdapter(HfAdapter):
 
         return prepare(request)
 
-    def load_rows(self, spec: ProbeSpec, training_args: Any) -> tuple[Dataset, float]:
-        """Return enough of the tokenised rows for the probe, and the share left out."""
+    def load_rows(self, spec: ProbeSpec, training_args: Any) -> Sample:
+        """Return enough of the tokenised rows for the probe."""
         rows = prepared_rows(spec)
         lengths = rows["num_tokens"]
         batch_size = training_args.per_device_train_batch_size
@@ -49,7 +53,12 @@ class SftAdapter(HfAdapter):
         if len(chosen) < num_rows:
             rows = rows.select(chosen)
         # Packing needs contiguous columns of its own.
-        return rows.select_columns(["input_ids", "labels"]), num_rows / len(chosen)
+        return Sample(
+            rows=rows.select_columns(["input_ids", "labels"]),
+            rows_ratio=num_rows / len(chosen),
+            tokens_ratio=trained_tokens(lengths, training_args)
+            / trained_tokens([lengths[row] for row in chosen], training_args),
+        )
 
     def row_lengths(self, dataset: Dataset, training_args: Any) -> list[int]:
         """Return the tokens per processed row."""
@@ -65,6 +74,16 @@ class SftAdapter(HfAdapter):
             "num_positions": batch["input_ids"].numel(),
             "num_loss_tokens": int((batch["labels"][..., 1:] != IGNORED).sum()),
         }
+
+
+def trained_tokens(lengths: Sequence[int], training_args: Any) -> int:
+    """Return the tokens that are left of rows of these lengths as TRL cuts them."""
+    limit = training_args.max_length
+    # What splits rows goes on with the rest of them in another one.
+    keeps_all = training_args.packing and training_args.packing_strategy in SPLITTING
+    if limit is None or keeps_all:
+        return sum(lengths)
+    return sum(min(length, limit) for length in lengths)
 
 
 registry.register("sft", SftAdapter)

@@ -14,7 +14,6 @@ from trl import SFTConfig, SFTTrainer
 
 from autotune.errors import UsageError
 from autotune.trainers import preparing
-from autotune.trainers.loading import open_dataset
 from autotune.trainers.sft_checks import IGNORED, check_ids, check_rows
 
 _FORMATS = (
@@ -49,7 +48,7 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
     if request.get("assume") is not None:
         rows = _made_up(opened.facts.vocab_size, **request["assume"])
     else:
-        raw = open_dataset(opened.script_args, opened.dataset_args)
+        raw = preparing.open_rows(opened)
         kind = _format(raw, training_args.dataset_text_field)
         _check_chat_template(raw, tokenizer, kind, opened.model_args.model_name_or_path)
         check_rows(raw, kind, training_args.dataset_text_field)

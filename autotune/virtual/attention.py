@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from autotune.virtual.cards import FLASH_CAPABILITY
 from autotune.virtual.state import current
 
 aten = torch.ops.aten
 _HALF = (torch.float16, torch.bfloat16)
 FLASH_MAX_HEAD = 256
-FLASH_CAPABILITY = (8, 0)
 EFFICIENT_CAPABILITY = (5, 0)
 MASK_ALIGNMENT = 8
 """Elements that the memory-efficient kernel wants a mask's rows aligned to (mem_eff_alignment)."""

@@ -33,6 +33,8 @@ SOURCE_OF = {
 }
 """The key in ``sources`` that tells of each figure."""
 
+FLASH_CAPABILITY = (8, 0)
+"""From this compute capability on there is FlashAttention, 2 and PyTorch's own."""
 _TEXTS = ("name", "vendor", "architecture", "compute_capability")
 _INTEGERS = (
     "memory_bytes",
@@ -226,6 +228,11 @@ def find(name: str) -> Card:
             return _of_size(size, text)
     names = [*cards, *(alias for card in cards.values() for alias in card.aliases)]
     raise UnknownNameError("card", name, names, listing="`autotune gpus` lists all cards.")
+
+
+def is_known(name: str) -> bool:
+    """Return whether the catalogue has a card of that id, name or alias."""
+    return _compact(name) in _by_name()
 
 
 def _compact(name: str) -> str:

@@ -23,11 +23,41 @@ class NotVirtual(NotImplementedError):  # noqa: N818 - it says what is the case,
         return type(self), (self.what, self.reason)
 
 
-class NotOnCard(ImportError, ValueError):  # noqa: N818 - as above
-    """A package has no code for the card: what importing it there says, and the candidate's fault.
+class NotOnCard(ImportError, ValueError):  # noqa: N818 - it says what is the case
+    """The card lacks what is asked for, or a package has no code for it: another card may do.
 
     Libraries expect an ``ImportError``; a ``ValueError`` is how this package refuses a candidate.
     """
+
+
+class NoKernel(NotImplementedError):  # noqa: N818 - it says what the card lacks
+    """PyTorch has no code for any card, though it has for the CPU: the candidate's fault."""
+
+
+class NoSuchRow(IndexError, ValueError):  # noqa: N818 - it says what is the case
+    """A table was asked for a row that it lacks, at which a card's kernel ends the process.
+
+    Args:
+        row: Which one was asked for.
+        num_rows: How many the table has.
+    """
+
+    def __init__(self, row: int, num_rows: int) -> None:
+        super().__init__(row, num_rows)
+        self.row = row
+        self.num_rows = num_rows
+
+    def __str__(self) -> str:
+        """Return what is the matter, and what it comes from."""
+        return (
+            f"index {self.row:,} is out of range of an embedding of {self.num_rows:,} rows: a"
+            " sequence is longer than the positions that the model has learned, or a token is not"
+            " in its vocabulary."
+        )
+
+
+REFUSALS = (NoKernel, NoSuchRow, NotOnCard, NotVirtual)
+"""What ends a run whenever it is raised, and says all in its message."""
 
 
 class OutOfMemory(Exception):  # noqa: N818 - named as PyTorch and the project's outcomes name it

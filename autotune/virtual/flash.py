@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 
 from autotune.virtual import values
-from autotune.virtual.attention import FLASH_CAPABILITY
+from autotune.virtual.cards import FLASH_CAPABILITY
 from autotune.virtual.errors import NotOnCard
 from autotune.virtual.session import Session
 from autotune.virtual.state import current

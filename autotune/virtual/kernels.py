@@ -98,6 +98,21 @@ def new(shape: tuple[int, ...], dtype: torch.dtype, name: str) -> torch.Tensor:
     return _output(_contiguous(shape, dtype), name, current())
 
 
+def form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Return what :func:`like` makes another one of: shape, strides, dtype and bytes."""
+    return (
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.dtype,
+        tensor.numel() * tensor.element_size(),
+    )
+
+
+def like(form: tuple[Any, ...], name: str, phase: str) -> torch.Tensor:
+    """Return a new tensor of the device, as the operator ``name`` made one in ``phase``."""
+    return _output(form, name, current(), phase)
+
+
 def uncounted(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a new tensor that takes no memory of the device."""
     return _output(_contiguous(shape, dtype), "", None)

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from autotune.virtual.errors import NotVirtual
+from autotune.virtual import values
+from autotune.virtual.errors import NoSuchRow, NotVirtual
 from autotune.virtual.kernels import generic, new
 from autotune.virtual.state import current
 
@@ -85,6 +86,20 @@ def _charge(tensors: Any) -> None:
         session.charge_move("gru", float(moved))
 
 
+def embedding(weight: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return rows of a table (V, D) for indices (B, L).
+
+    Raises:
+        NoSuchRow: If it is known that an index has no row.
+    """
+    known = values.value_of(indices)
+    if known is not None and known.numel():
+        least, most = (int(bound) for bound in known.aminmax())
+        if least < 0 or most >= weight.shape[0]:
+            raise NoSuchRow(least if least < 0 else most, weight.shape[0])
+    return generic(aten.embedding.default, weight, indices, *args, **kwargs)
+
+
 def sparse_backward(*args: Any, **kwargs: Any) -> Any:
     """Refuse a gradient that holds the rows that were looked up alone."""
     raise NotVirtual("a sparse gradient", "how many rows it holds depends on the data")
@@ -107,6 +122,7 @@ SPECIAL = {
     "convolution_backward_overrideable": convolution_backward,
     "_thnn_fused_gru_cell": gru_cell,
     "_thnn_fused_gru_cell_backward": gru_cell_backward,
+    "embedding": embedding,
     "_embedding_bag_backward": embedding_bag_backward,
     "embedding_sparse_backward": sparse_backward,
 }

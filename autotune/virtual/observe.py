@@ -6,7 +6,7 @@ Uses PyTorch's global hooks, so that any training loop is seen as it is.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -47,27 +47,52 @@ class _Observer:
         buffers = list(root.buffers())
         self.trace.tag(buffers, "buffers")
         self.trace.tag(belongings(root), "parameters")
+        for part in root.modules():
+            name = self.names.get(id(part)) or type(part).__name__
+            self._name(belongings(part, recurse=False), name)
 
     def before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self.trace.tag(parameters, "parameters")
         self.trace.tag((p.grad for p in parameters if p.grad is not None), "gradients")
+        for parameter in parameters:
+            if parameter.grad is not None:
+                self._name([parameter.grad], self._holder(parameter))
         self.trace.in_optimizer = True
 
     def after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.trace.in_optimizer = False
-        for state in optimizer.state.values():
+        for parameter, state in optimizer.state.items():
             values = state.values() if isinstance(state, dict) else ()
-            self.trace.tag((v for v in values if isinstance(v, torch.Tensor)), "optimizer_states")
+            tensors = [value for value in values if isinstance(value, torch.Tensor)]
+            self.trace.tag(tensors, "optimizer_states")
+            if isinstance(parameter, torch.Tensor):
+                self._name(tensors, self._holder(parameter))
+
+    def _name(self, tensors: Iterable[torch.Tensor], module: str) -> None:
+        """Say whose these tensors are, where they were made outside of any module."""
+        for tensor in tensors:
+            number = self.trace.number_of(tensor)
+            if number is not None and not self.trace.storages[number].module:
+                self.trace.storages[number].module = module
+
+    def _holder(self, parameter: torch.Tensor) -> str:
+        number = self.trace.number_of(parameter)
+        return "" if number is None else self.trace.storages[number].module
 
 
-def belongings(root: torch.nn.Module) -> Iterator[torch.Tensor]:
-    """Yield a model's parameters and buffers, and what its quantised weights keep beside them."""
-    for parameter in root.parameters():
+def belongings(root: torch.nn.Module, *, recurse: bool = True) -> Iterator[torch.Tensor]:
+    """Yield a model's parameters and buffers, and what its quantised weights keep beside them.
+
+    Args:
+        root: The model, or a part of it.
+        recurse: Whether those of the modules in it are yielded as well.
+    """
+    for parameter in root.parameters(recurse):
         yield parameter
         yield from _attached(getattr(parameter, "quant_state", None))
         yield from _attached(parameter)
-    yield from root.buffers()
+    yield from root.buffers(recurse)
 
 
 def _attached(holder: Any, depth: int = 2) -> Iterator[torch.Tensor]:

@@ -17,8 +17,8 @@ from unittest import mock
 import torch
 from torch.utils._device import _device_constructors
 
-from autotune.virtual import autocast, device, flash, loss, quantised
-from autotune.virtual.errors import NotVirtual
+from autotune.virtual import autocast, device, flash, loss, quantised, scaler
+from autotune.virtual.errors import NotOnCard, NotVirtual
 from autotune.virtual.observe import observed
 from autotune.virtual.session import Session
 
@@ -98,7 +98,7 @@ def _forget_device(stack: contextlib.ExitStack) -> None:
 def _allow_fp16(stack: contextlib.ExitStack) -> None:
     """Let accelerate use float16 autocast, which it refuses on device types it has no name for.
 
-    Its gradient scaler is left out: it holds a few bytes, and whether it skips a step depends on
+    Its gradient scaler only refuses: it holds a few bytes, and whether it skips a step depends on
     the gradients' values.
     """
     from accelerate import Accelerator
@@ -113,7 +113,7 @@ def _allow_fp16(stack: contextlib.ExitStack) -> None:
         original(self, *args, **{**kwargs, "mixed_precision": "no"})
         self.state._mixed_precision = "fp16"
         self.native_amp = True
-        self.scaler = torch.amp.GradScaler("cpu", enabled=False)
+        self.scaler = scaler.RefusingScaler()
 
     stack.enter_context(mock.patch.object(Accelerator, "__init__", init))
 
@@ -186,7 +186,7 @@ def _patch_transformers(stack: contextlib.ExitStack, session: Session) -> None:
     # and does not say which it asked.
     def has_bf16() -> bool:
         if not session.supports_bf16:
-            raise ValueError(
+            raise NotOnCard(
                 f"{session.name} does not support bfloat16: set bf16: false, and fp16: true"
             )
         return True

@@ -45,7 +45,8 @@ class Session:
         self.multiprocessors = multiprocessors
         self.supports_bf16 = supports_bf16
         self._workspace_bytes = workspace_bytes
-        self._has_workspace: set[bool] = set()
+        self.has_workspace: set[bool] = set()
+        """For backward passes (True) and all else (False), once it was taken."""
         self._seconds: dict[int, float] = {}
         self.attention_share = 1.0
         """Of attention's arithmetic over N documents: the real one over N times the longest's."""
@@ -76,9 +77,9 @@ class Session:
         cost.seconds += seconds
         if self._workspace_bytes and plan.name in _MATMULS:
             in_backward = phase == "backward"
-            if in_backward not in self._has_workspace:
+            if in_backward not in self.has_workspace:
                 # One per thread that calls cuBLAS: autograd has its own.
-                self._has_workspace.add(in_backward)
+                self.has_workspace.add(in_backward)
                 trace.reserve(self._workspace_bytes, "cublas")
         return phase
 

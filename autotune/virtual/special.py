@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from autotune.virtual import hostmemory, layers, values
+from autotune.virtual import hostmemory, layers, scaler, values
 from autotune.virtual.kernels import generic, new
 from autotune.virtual.state import current
+from autotune.virtual.trace import Cost
 
 aten = torch.ops.aten
 _CPU = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -228,6 +230,23 @@ def _against_infinity(op: Any, answer: bool) -> Any:
     return kernel
 
 
+def add_(target: torch.Tensor, other: Any, **kwargs: Any) -> Any:
+    """Add in place; where a trace asks, say what is added to which gradient."""
+    session = current()
+    if session is None or not session.trace.sums or not isinstance(other, torch.Tensor):
+        return generic(aten.add_.Tensor, target, other, **kwargs)
+    trace = session.trace
+    number = trace.number_of(target)
+    if number not in trace.sums:
+        return generic(aten.add_.Tensor, target, other, **kwargs)
+    trace.sums[number] = trace.number_of(other)
+    before = replace(trace.costs.setdefault(trace.phase(), Cost()))
+    result = generic(aten.add_.Tensor, target, other, **kwargs)
+    trace.sums_cost.add(trace.costs[trace.phase()])
+    trace.sums_cost.add(before, -1)
+    return result
+
+
 def isnan(tensor: torch.Tensor) -> torch.Tensor:
     """Return false for every number: those without a value are finite."""
     result = generic(aten.isnan.default, tensor)
@@ -236,7 +255,12 @@ def isnan(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def unscale_(grads: Any, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
-    """Take a gradient scaler's factor off the gradients, which are finite."""
+    """Take a gradient scaler's factor off the gradients, which are finite.
+
+    Raises:
+        NoKernel: If a card has none for their dtype.
+    """
+    scaler.check_kernel(grads)
     generic(aten._amp_foreach_non_finite_check_and_unscale_.default, grads, found_inf, inv_scale)
     values.know_flag(found_inf, 0.0)
 
@@ -342,6 +366,7 @@ SPECIAL = {
     "eq.Scalar": _against_infinity(aten.eq.Scalar, answer=False),
     "ne.Scalar": _against_infinity(aten.ne.Scalar, answer=True),
     "isnan": isnan,
+    "add_.Tensor": add_,
     "_amp_foreach_non_finite_check_and_unscale_": unscale_,
     "_unique2": _dependent("_unique2", aten._unique2.default),
     "unique_dim": _dependent("unique_dim", aten.unique_dim.default),

@@ -8,12 +8,15 @@ that is not part of it.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from autotune.virtual.trace import ALLOC, FREE, KINDS, MARK, Storage, Trace, rounded
 
 MAX_GROUPS = 10
+HELD = ("parameters", "buffers", "gradients", "optimizer_states")
+"""Kinds that belong to a module's parameters, whatever operator made them."""
 
 _NUMBER = re.compile(r"(?:(?<=\.)|^)\d+(?=\.|$)")
 
@@ -32,9 +35,10 @@ def summarise(trace: Trace, *, max_points: int = 240) -> dict[str, Any]:
     Returns:
         ``peak_bytes``; ``peak_event`` (``index``, ``op``, ``module``, ``phase``, ``mark``);
         ``at_peak``, bytes by kind, which add up to the peak; ``largest``, the groups of storages
-        with most bytes at the peak; ``timeline`` (``num_events``, ``kinds``, ``points``: an index
-        and bytes per kind each, ``phases``: one per point, ``marks``: index and name each); and
-        ``host_peak_bytes``, since the last reset.
+        with most bytes at the peak (what belongs to parameters is one group whatever module holds
+        it: ``modules`` names them all, most bytes first); ``timeline`` (``num_events``,
+        ``kinds``, ``points``: an index and bytes per kind each, ``phases``: one per point,
+        ``marks``: index and name each); and ``host_peak_bytes``, since the last reset.
 
     Raises:
         ValueError: If there is to be no point.
@@ -158,7 +162,8 @@ def _largest(
     """Return what is alive after ``events``, in groups, largest first.
 
     The phase tells groups apart too: what is computed again in the backward pass is not what the
-    forward pass kept.
+    forward pass kept. What belongs to parameters is not told apart by module, of which there would
+    be too many of a size; their names are listed.
     """
     alive: set[int] = set()
     for action, number in events:
@@ -168,9 +173,14 @@ def _largest(
             alive.discard(number)
     paths = {module: collapsed(module) for module in {storages[n].module for n in alive}}
     groups: dict[tuple[str, str, str, str], list[int]] = {}
+    holders: dict[tuple[str, str, str, str], Counter[str]] = {}
     for number in alive:
         storage = storages[number]
-        key = (kinds[number], storage.op, paths[storage.module], storage.phase)
+        is_held = kinds[number] in HELD
+        module = "" if is_held else paths[storage.module]
+        key = (kinds[number], storage.op, module, storage.phase)
+        if is_held and storage.module:
+            holders.setdefault(key, Counter())[paths[storage.module]] += blocks[number]
         group = groups.setdefault(key, [0, 0])
         group[0] += blocks[number]
         group[1] += 1
@@ -183,7 +193,13 @@ def _largest(
             "op": op,
             "module": module,
             "phase": phase,
+            "modules": _by_bytes(holders.get((kind, op, module, phase), Counter())),
         }
         for (kind, op, module, phase), (num_bytes, count) in ranked[:MAX_GROUPS]
         if num_bytes
     ]
+
+
+def _by_bytes(holders: Counter[str]) -> list[str]:
+    """Return the names with most bytes first; of equal ones, by name."""
+    return sorted(holders, key=lambda name: (-holders[name], name))

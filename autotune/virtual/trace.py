@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -79,6 +79,14 @@ class Cost:
     num_ops: int = 0
     seconds: float = 0.0
 
+    def add(self, part: Cost, times: int = 1) -> None:
+        """Add the work of ``part`` so many times, or take it away (-1)."""
+        self.flops += times * part.flops
+        self.moved_bytes += times * part.moved_bytes
+        self.link_bytes += times * part.link_bytes
+        self.num_ops += times * part.num_ops
+        self.seconds += times * part.seconds
+
 
 @dataclass(slots=True, repr=False)
 class Trace:
@@ -98,6 +106,9 @@ class Trace:
         host_peak_bytes: The most of that at once.
         costs: Predicted work by phase (of :data:`PHASES`): see :class:`Cost`.
         closed: Whether the run is over, so that nothing is counted any more.
+        sums: Storages of gradients whose sums are of interest, by number; each with the number of
+            what was added to it last.
+        sums_cost: Work of adding to them.
     """
 
     storages: list[Storage] = field(default_factory=list)
@@ -112,6 +123,9 @@ class Trace:
     in_optimizer: bool = False
     modules: list[str] = field(default_factory=list)
     _alive: dict[int, _Alive] = field(default_factory=dict)
+    sums: dict[int, int | None] = field(default_factory=dict)
+    sums_cost: Cost = field(default_factory=Cost)
+    _copies: dict[int, str] = field(default_factory=dict)
     _host: dict[int, Any] = field(default_factory=dict)
     _lock: Any = field(default_factory=threading.RLock)
     closed: bool = False
@@ -177,29 +191,25 @@ class Trace:
     def reserve(self, nbytes: int, op: str, kind: str = "workspaces") -> None:
         """Count memory that a library takes and never gives back."""
         with self._lock:
-            number = len(self.storages)
-            self.storages.append(Storage(number, nbytes, op, self.phase(), "", kind))
-            self.events.append((ALLOC, number))
-            self.allocated_bytes += rounded(nbytes)
-            self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+            self._begin(nbytes, op, self.phase(), kind=kind)
 
     def flash(self, sizes: Iterable[int], op: str) -> None:
         """Count blocks that a kernel takes and gives back before it returns."""
         with self._lock:
-            numbers = []
-            for nbytes in sizes:
-                number = len(self.storages)
-                phase = self.phase()
-                self.storages.append(
-                    Storage(number, nbytes, op, phase, "", "temporaries", freed_phase=phase)
-                )
-                self.events.append((ALLOC, number))
-                self.allocated_bytes += rounded(nbytes)
-                numbers.append(number)
-            self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+            phase = self.phase()
+            numbers = [self._begin(nbytes, op, phase, kind="temporaries") for nbytes in sizes]
             for number in numbers:
-                self.events.append((FREE, number))
-                self.allocated_bytes -= rounded(self.storages[number].nbytes)
+                self._end(number, phase)
+
+    def _begin(self, nbytes: int, op: str, phase: str, *, module: str = "", kind: str = "") -> int:
+        """Count a storage that nothing holds, until :meth:`_end`; return its number."""
+        number = len(self.storages)
+        self.begin_again(Storage(number, nbytes, op, phase, module, kind))
+        return number
+
+    def _end(self, number: int, phase: str) -> None:
+        self.storages[number].freed_phase = phase
+        self.end_again(number)
 
     def _freed(self, alive: _Alive) -> None:
         key, number = alive.key, alive.number
@@ -208,15 +218,83 @@ class Trace:
             if self._alive.get(key) is not alive or self.closed:
                 return
             del self._alive[key]
+            self._end(number, self.phase())
+
+    def repeat(self, number: int, *, freed_phase: str = "") -> int:
+        """Count a further storage like that one, until :meth:`release`; return its number.
+
+        Args:
+            number: Of the storage to count again.
+            freed_phase: The phase it will be freed in; by default that of the other one.
+        """
+        with self._lock:
             entry = self.storages[number]
-            entry.freed_phase = self.phase()
-            self.events.append((FREE, number))
-            self.allocated_bytes -= -(-entry.nbytes // BLOCK_BYTES) * BLOCK_BYTES
+            # Those that stay are said to be gradients.
+            kind = "" if entry.kind == "gradients" else entry.kind
+            again = self._begin(
+                entry.nbytes, entry.op, entry.phase, module=entry.module, kind=kind
+            )
+            self._copies[again] = freed_phase or entry.freed_phase or entry.phase
+        return again
+
+    def release(self, number: int) -> None:
+        """Count a storage of :meth:`repeat` as freed."""
+        with self._lock:
+            self._end(number, self._copies.pop(number))
+
+    def take_back(self, event: int, number: int, peak_bytes: int) -> bool:
+        """Forget what was done since, if all of it but workspaces is freed and nothing else is.
+
+        Args:
+            event: Number of events to keep.
+            number: Number of storages to keep.
+            peak_bytes: The peak so far.
+
+        Returns:
+            Whether it could be forgotten. Workspaces are, too: their library must take them again.
+        """
+        with self._lock:
+            since = self.storages[number:]
+            freed = {found for action, found in self.events[event:] if action == FREE}
+            stays = [entry for entry in since if entry.index not in freed]
+            if any(found < number for found in freed) or any(
+                entry.kind != "workspaces" for entry in stays
+            ):
+                return False
+            del self.events[event:], self.storages[number:]
+            self.allocated_bytes -= sum(rounded(entry.nbytes) for entry in stays)
+            self.peak_bytes = peak_bytes
+            return True
+
+    def begin_again(self, entry: Storage) -> None:
+        """Count a storage that was taken out of the trace; its number must be the next one.
+
+        It ends by :meth:`end_again`, or with the tensor that :meth:`renumber` gave this number.
+        """
+        self.storages.append(entry)
+        self.events.append((ALLOC, entry.index))
+        self.allocated_bytes += rounded(entry.nbytes)
+        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes)
+
+    def end_again(self, number: int) -> None:
+        """Count a storage as freed that already says in which phase it was."""
+        self.events.append((FREE, number))
+        self.allocated_bytes -= rounded(self.storages[number].nbytes)
+
+    def renumber(self, moved: Callable[[int], int]) -> None:
+        """Give live storages other numbers, where the trace is about to be written anew."""
+        for alive in self._alive.values():
+            alive.number = moved(alive.number)
 
     def end(self, tensor: torch.Tensor) -> None:
         """Count the storage behind ``tensor`` as freed, though the tensor lives on in another."""
         alive = self._alive.get(tensor.untyped_storage()._cdata)
         if alive is not None:
+            self._freed(alive)
+
+    def end_number(self, number: int) -> None:
+        """The same for a storage by its number."""
+        for alive in [item for item in self._alive.values() if item.number == number]:
             self._freed(alive)
 
     def number_of(self, tensor: torch.Tensor) -> int | None:

@@ -16,6 +16,7 @@ from autotune.devices.base import OomSignature
 from autotune.errors import AutotuneError, PrerequisiteError
 from autotune.probe.result import Outcome
 from autotune.trainers.base import DivergedError
+from autotune.virtual.errors import REFUSALS
 from autotune.worker.tasks import is_disk_full
 
 LIBRARIES = frozenset({"torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes"})
@@ -142,6 +143,8 @@ def _is_refusal(error: BaseException, chain: Sequence[BaseException], *, buildin
     """Whether a library, or the adapter, said that it can't do what the candidate asks."""
     if any(isinstance(item, (OSError, *_BROKEN_FILES)) for item in chain):
         return False  # a missing file or an unreachable hub is no verdict on a configuration
+    if isinstance(error, REFUSALS):
+        return True
     package = _raised_in(error)
     if package == "autotune":
         # Our own ValueError refuses; our own TypeError is a bug.

@@ -14,6 +14,7 @@ from autotune.probe.result import Outcome, ProbeResult, Timeline
 from autotune.probe.spec import ProbeSpec
 from autotune.trainers import base as trainers
 from autotune.trainers.schedule import LAST_WORST_STEPS
+from autotune.virtual.errors import REFUSALS
 from autotune.worker.classify import classify
 from autotune.worker.environment import environment
 from autotune.worker.meters import StepRecorder
@@ -82,6 +83,8 @@ def _run(spec: ProbeSpec, asked_at: float) -> ProbeResult:
 
 def _one_line(error: BaseException) -> str:
     text = " ".join(str(error).split())
+    if text and isinstance(error, REFUSALS):
+        return text  # the names of our own classes say nothing to a user
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 

@@ -15,9 +15,15 @@ from typing import Any
 
 import pytest
 
-from autotune.testing.fakes import FakeExecutor
+from autotune import doctor, estimate, tuner, verify
+from autotune.testing.contexts import make_context
+from autotune.testing.fakes import FakeExecutor, MemoryWall
+from autotune.testing.searches import make_answers
+from autotune.virtual import cards
 
 GIB = 1 << 30
+CARD = "virtual:rtx-4090"
+CONFIG = "model_name_or_path: some/model\ndataset_name: some/rows\n"
 SEARCH = ("search", "some/model", "some/rows", "--space", "quick")
 AUTOTUNE = (sys.executable, "-m", "autotune")
 
@@ -65,3 +71,14 @@ def replace_executors(
     for module in modules:
         monkeypatch.setattr(module, "SubprocessExecutor", make)
     return options
+
+
+def on_a_virtual_card(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Replace the processes that predict for :data:`CARD`; return their options."""
+    card = cards.device_info(cards.find("rtx-4090"), CARD)
+    return replace_executors(
+        monkeypatch,
+        *(tuner, doctor, estimate, verify),
+        wall=MemoryWall(capacity_bytes=23 * GIB),
+        answers=make_answers(make_context(device=card)),
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,24 @@ def test_a_dry_run_of_a_resumed_search(found: Path, cli: Callable[..., Done]) ->
     assert {path: path.read_bytes() for path in found.rglob("*") if path.is_file()} == before
     (found / "probes.jsonl").write_text("nonsense\n" * 2)
     assert "line 1 is damaged" in cli(*SEARCH, "--dry-run", "--run-dir", found, "--resume").err
+
+
+def test_a_dry_run_of_predictions_calls_the_bound_a_bound(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    from rich.console import Console
+
+    from autotune.cli.planned import print_planned
+
+    facts = cli(*SEARCH, "--dry-run", "--trials", 4, "--json").json
+    facts |= {"trials": 40, "confirmations": 0, "worst_case_time_s": 12_000.0}
+    stream = io.StringIO()
+    print_planned({**facts, "predicted": True}, Console(file=stream, width=200))
+    assert "40 trials, all predicted: usually seconds each." in stream.getvalue()
+    assert "The bound is 3 h 20 min, if every one ran into its time limit." in stream.getvalue()
+    stream = io.StringIO()
+    print_planned({**facts, "confirmations": 8}, Console(file=stream, width=200))
+    assert "40 trials and up to 8 confirmations take at most" in stream.getvalue()
 
 
 def test_a_dry_run_as_json(machine: dict[str, Any], cli: Callable[..., Done]) -> None:

@@ -9,29 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_kit import GIB, SEARCH, Done, replace_executors
+from cli_kit import CARD, SEARCH, Done, on_a_virtual_card
 
-from autotune import estimate, tuner
 from autotune.probe.result import Outcome
 from autotune.report.model import Report
-from autotune.testing.contexts import make_context
-from autotune.testing.fakes import MemoryWall
-from autotune.testing.searches import make_answers
-from autotune.virtual import cards
-
-CARD = "virtual:rtx-4090"
 
 
 @pytest.fixture
 def virtual_machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Replace the processes that probes of a virtual card run in."""
-    card = cards.device_info(cards.find("rtx-4090"), CARD)
-    return replace_executors(
-        monkeypatch,
-        *(tuner, estimate),
-        wall=MemoryWall(capacity_bytes=23 * GIB),
-        answers=make_answers(make_context(device=card)),
-    )
+    return on_a_virtual_card(monkeypatch)
 
 
 # --- budgets ------------------------------------------------------------------------------------

@@ -91,6 +91,22 @@ def test_lengths_are_shown(machine: dict[str, Any], cli: Callable[..., Done]) ->
     assert list(Path().iterdir()) == []
 
 
+@pytest.mark.parametrize("coverage", [0, 0.9, 0.97])
+@pytest.mark.parametrize("space", ["sft", "quick", "demo"])
+def test_lengths_have_all_that_a_search_draws_from(
+    space: str, coverage: float, machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    data = ("some/model", "some/rows", "--space", space, "--min-coverage", coverage)
+    knobs = cli("search", *data, "--dry-run", "--json").json["knobs"]
+    (drawn,) = [knob["values"] for knob in knobs if knob["name"] == "max_length"]
+    assert drawn
+    offered = cli("lengths", *data, "--json").json["offered"]
+    assert set(drawn) <= set(offered)
+    table = cli("lengths", *data).out
+    for length in drawn:
+        assert f" {length:,}*" in table
+
+
 def test_doctor(
     machine: dict[str, Any], cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
 ) -> None:

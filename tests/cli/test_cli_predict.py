@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
-from cli_kit import GIB, Done, clean_process, replace_executors
+from cli_kit import CARD, CONFIG, GIB, Done, clean_process, on_a_virtual_card
 
-from autotune import doctor, estimate, tuner, verify
+from autotune import doctor, verify
 from autotune.errors import PrerequisiteError
+from autotune.plan import predicted_steps
 from autotune.probe.result import Outcome
 from autotune.probe.spec import ProbeSpec
 from autotune.report.model import Report
@@ -22,9 +23,6 @@ from autotune.testing.fakes import MemoryWall
 from autotune.testing.searches import make_answers
 from autotune.verify import Check
 from autotune.virtual import cards
-
-CARD = "virtual:rtx-4090"
-CONFIG = "model_name_or_path: some/model\ndataset_name: some/rows\n"
 
 
 @pytest.fixture(autouse=True)
@@ -38,13 +36,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Replace the processes that probes run in; the options may be changed by a test."""
-    card = cards.device_info(cards.find("rtx-4090"), CARD)
-    return replace_executors(
-        monkeypatch,
-        *(tuner, doctor, estimate, verify),
-        wall=MemoryWall(capacity_bytes=23 * GIB),
-        answers=make_answers(make_context(device=card)),
-    )
+    return on_a_virtual_card(monkeypatch)
 
 
 @pytest.fixture
@@ -154,7 +146,8 @@ def test_one_configuration_is_predicted(machine: dict[str, Any], cli: Callable[.
     (spec,) = executor.submitted
     # As a search probes it: TRL fills in the rest.
     assert spec.config == yaml.safe_load(CONFIG)
-    assert (spec.device, spec.warmup_steps, spec.measured_steps) == (CARD, 0, 2)
+    assert (spec.device, spec.warmup_steps, spec.representative) == (CARD, 0, True)
+    assert spec.measured_steps == predicted_steps(spec.accumulation_steps)
     assert spec.data_folder == "/no/such/folder"
     assert executor.is_shut_down
 
@@ -344,9 +337,27 @@ def test_no_prediction_at_all(
     machine["fault"] = lambda spec: outcome
     done = cli("estimate", "good.yaml", "--device", CARD)
     assert done.code == code
-    words = "does not run on" if outcome is Outcome.UNSUPPORTED else outcome.value
-    assert words in done.err
-    assert "as the fake was told" in done.err
+    words = (
+        "DOES NOT RUN" if outcome is Outcome.UNSUPPORTED else f"CANNOT BE TOLD ({outcome.value})"
+    )
+    assert f"{words}: as the fake was told" in done.out
+
+
+def test_every_card_that_refuses_is_named(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    machine["fault"] = lambda spec: Outcome.UNSUPPORTED
+    done = cli("estimate", "good.yaml", "--device", "t4,v100-32gb")
+    assert done.code == 2
+    for label in ("Tesla T4", "Tesla V100-SXM2-32GB"):
+        assert f"{label}: DOES NOT RUN: as the fake was told" in done.out
+        assert f"hint for {label}: Change it in good.yaml." in done.err
+    done = cli("estimate", "good.yaml", "--device", "t4,v100-32gb", "--json")
+    assert done.code == 2
+    assert [card["fits"] for card in done.json["cards"]] == [False, False]
+    for card in done.json["cards"]:
+        assert card["verdict"] == "DOES NOT RUN: as the fake was told"
+        assert card["hint"] == "Change it in good.yaml."
 
 
 # --- reports of predicted runs ------------------------------------------------------------------
@@ -363,10 +374,12 @@ def test_a_predicted_search_says_so_everywhere(found: Path, cli: Callable[..., D
     assert "against peak memory, predicted" in done.out
     assert "measured at" not in done.out
     assert "Predicted memory allocated" in cli("report", found, "--verbose").out
+    assert "weights" not in done.out
     for pick in ("balanced", "0"):
         exported = cli("export", found, "--pick", pick).out
         assert "GiB predicted" in exported
         assert "predicted, not measured" in exported
+        assert "random weights" not in exported
 
 
 def test_progress_of_a_predicted_search_says_so(
@@ -402,7 +415,7 @@ def test_a_dry_run_of_predictions_confirms_none(
     search = ("search", "some/model", "some/rows", "--space", "quick", "--device", CARD)
     done = cli(*search, "--dry-run", "--trials", 5)
     assert done.code == 0
-    assert "5 trials, all predicted, take at most" in done.out
+    assert "5 trials, all predicted: usually seconds each. The bound is" in done.out
 
 
 # --- verify -------------------------------------------------------------------------------------

@@ -8,16 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_kit import GIB, Done, clean_process, replace_executors
+from cli_kit import CARD, CONFIG, Done, clean_process, on_a_virtual_card
 
-from autotune import doctor, estimate, tuner, verify
-from autotune.testing.contexts import make_context
-from autotune.testing.fakes import MemoryWall
-from autotune.testing.searches import make_answers
-from autotune.virtual import cards
-
-CARD = "virtual:rtx-4090"
-CONFIG = "model_name_or_path: some/model\ndataset_name: some/rows\n"
+from autotune.errors import UsageError
 
 
 @pytest.fixture(autouse=True)
@@ -28,13 +21,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    card = cards.device_info(cards.find("rtx-4090"), CARD)
-    return replace_executors(
-        monkeypatch,
-        *(tuner, doctor, estimate, verify),
-        wall=MemoryWall(capacity_bytes=23 * GIB),
-        answers=make_answers(make_context(device=card)),
-    )
+    return on_a_virtual_card(monkeypatch)
 
 
 @pytest.mark.parametrize(
@@ -147,3 +134,42 @@ def test_a_pipe_that_a_shell_hands_over_is_read(
     done = cli("estimate", f"/dev/fd/{reading}", "--device", CARD)
     os.close(reading)
     assert done.code == 0, done.err
+
+
+def test_every_unknown_key_is_named_with_its_line(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    Path("one.yaml").write_text(CONFIG + "learning_rat: 1\n")
+    assert (
+        "one.yaml, line 3: unknown TRL key 'learning_rat'"
+        in cli("estimate", "one.yaml", "--device", CARD).err
+    )
+    Path("two.yaml").write_text("learning_rat: 1\n\n" + CONFIG + "max_lenght: 7\n")
+    done = cli("estimate", "two.yaml", "--device", CARD)
+    assert done.code == 2
+    assert "two.yaml, line 1: unknown TRL key 'learning_rat'. Did you mean" in done.err
+    assert "two.yaml, line 5: unknown TRL key 'max_lenght'. Did you mean 'max_length'" in done.err
+    assert machine["made"] == []
+
+
+@pytest.mark.parametrize("command", ["estimate", "verify"])
+def test_a_folder_is_called_so(
+    command: str, machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    Path("some").mkdir()
+    more = ["--device", CARD] if command == "estimate" else []
+    done = cli(command, "some", *more)
+    assert done.code == 2
+    words = "some is a folder" if command == "estimate" else "no configuration to verify in some"
+    assert words in done.err
+
+
+def test_a_hint_on_a_refused_value_names_the_file(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    def refuse(request: Any) -> dict[str, Any]:
+        raise UsageError("TRL refuses it.", hint="Look at `fixed:` in the space.")
+
+    machine["answers"] = {"prepare": refuse}
+    Path("good.yaml").write_text(CONFIG)
+    assert "Look at good.yaml." in cli("estimate", "good.yaml", "--device", CARD).err

@@ -144,6 +144,53 @@ def test_a_pick_is_exported_to_a_file(found: Path, cli: Callable[..., Done]) -> 
 
 
 @pytest.mark.parametrize(
+    "content",
+    [
+        "learning_rate: 1.0e-4\n",
+        "",
+        "# Written by autotune\nlearning_rate: 1.0e-4\n",
+        b"\xff\xfe binary",
+        "a: [\n",
+    ],
+)
+def test_a_file_that_the_run_did_not_export_is_not_overwritten(
+    content: str | bytes, found: Path, cli: Callable[..., Done]
+) -> None:
+    own = Path("own.yaml")
+    before = content if isinstance(content, bytes) else content.encode()
+    own.write_bytes(before)
+    done = cli("export", found, "-o", own)
+    assert done.code == 2
+    assert "own.yaml is there already" in done.err
+    assert "--force" in done.err
+    assert own.read_bytes() == before
+    done = cli("export", found, "-o", own, "--force")
+    assert done.code == 0, done.err
+    report = Report.load(found / "report.json")
+    assert yaml.safe_load(own.read_text()) == report.pick("balanced").config
+
+
+def test_another_pick_of_the_same_run_takes_the_file_s_place(
+    found: Path, cli: Callable[..., Done]
+) -> None:
+    report = Report.load(found / "report.json")
+    for pick in ("fastest", "leanest"):
+        assert cli("export", found, "--pick", pick, "-o", "sft.yaml").code == 0
+        assert yaml.safe_load(Path("sft.yaml").read_text()) == report.pick(pick).config
+
+
+def test_an_exported_file_with_a_key_added_is_not_overwritten(
+    found: Path, cli: Callable[..., Done]
+) -> None:
+    assert cli("export", found, "-o", "sft.yaml").code == 0
+    with Path("sft.yaml").open("a") as file:
+        file.write("learning_rate: 1.0e-4\n")
+    done = cli("export", found, "-o", "sft.yaml")
+    assert done.code == 2
+    assert "learning_rate" in Path("sft.yaml").read_text()
+
+
+@pytest.mark.parametrize(
     "arguments",
     [
         ("export", "found", "-o", "nope/deep/x.yaml"),
@@ -245,7 +292,9 @@ def test_verify_compares_with_the_report(
     assert "differs from trial" in done.err
     assert "figures" not in done.out
     Path("alone.yaml").write_text("max_length: 8\n")
-    assert cli("verify", "alone.yaml").code == 0
+    done = cli("verify", "alone.yaml")
+    assert done.code == 0
+    assert "note: alone.yaml is in no run folder, so it is run, and compared with" in done.err
     (found / "report.json").unlink()
     done = cli("verify", found)
     assert done.code == 0

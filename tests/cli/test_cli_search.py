@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,17 @@ def test_a_search_ends_with_a_recommendation(
     assert "Traceback" not in done.err
 
 
+@pytest.mark.parametrize("slots", [1, 3])
+def test_several_probes_at_a_time_are_explained(
+    slots: int, machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    machine["slots"] = slots
+    done = cli(*SEARCH, "--trials", 8, "--run-dir", "here")
+    assert done.code == 0
+    assert done.err.count("several probes run at a time") == (slots > 1)
+    assert (f"up to {slots} at a time" in " ".join(done.out.split())) == (slots > 1)
+
+
 def test_json_is_the_report_and_nothing_else(
     machine: dict[str, Any], cli: Callable[..., Done]
 ) -> None:
@@ -86,20 +98,25 @@ def test_options_reach_the_search(machine: dict[str, Any], cli: Callable[..., Do
     assert spec.memory_budget_bytes == 10 * GIB
 
 
-def test_commands_that_are_shown_can_be_typed_without_an_activated_environment(
-    machine: dict[str, Any], cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("environment", [".venv", "an environment"])
+def test_commands_that_are_shown_can_be_typed_in_any_folder_without_an_activated_environment(
+    environment: str,
+    machine: dict[str, Any],
+    cli: Callable[..., Done],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    commands = Path(".venv/bin")
+    commands = Path(environment).resolve() / "bin"
     commands.mkdir(parents=True)
     for name in ("python", "trl", "autotune"):
         (commands / name).touch(mode=0o755)
-    monkeypatch.setattr(sys, "executable", str(commands.resolve() / "python"))
+    monkeypatch.setattr(sys, "executable", f"{environment}/bin/python")
     monkeypatch.setattr(sys, "argv", ["/anywhere/autotune", *SEARCH, "--trials", "1"])
     monkeypatch.setenv("PATH", "/nowhere")
     done = cli(*SEARCH, "--trials", 1, "--run-dir", "one")
-    assert "train with: .venv/bin/trl sft --config " in done.err
-    assert Report.load("one/report.json").command.startswith(".venv/bin/autotune search ")
-    monkeypatch.setenv("PATH", str(commands.resolve()))
+    assert f"train with: {shlex.quote(str(commands / 'trl'))} sft --config /" in done.err
+    autotune = shlex.quote(str(commands / "autotune"))
+    assert Report.load("one/report.json").command.startswith(f"{autotune} search ")
+    monkeypatch.setenv("PATH", str(commands))
     done = cli(*SEARCH, "--trials", 1, "--run-dir", "two")
     assert "train with: trl sft --config " in done.err
     assert Report.load("two/report.json").command.startswith("autotune search ")

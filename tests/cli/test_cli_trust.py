@@ -7,17 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_kit import GIB, SEARCH, Done, replace_executors
+from cli_kit import CARD, CONFIG, SEARCH, Done, on_a_virtual_card
 
-from autotune import doctor, estimate, tuner, verify
-from autotune.testing.contexts import make_context
-from autotune.testing.fakes import MemoryWall
-from autotune.testing.searches import make_answers
+from autotune import verify
 from autotune.verify import Check
-from autotune.virtual import cards
 
-CARD = "virtual:rtx-4090"
-CONFIG = "model_name_or_path: some/model\ndataset_name: some/rows\n"
 ASKING = [
     "trust_remote_code: true\n",
     "trust_remote_code: 'yes'\n",
@@ -31,13 +25,7 @@ ASKING = [
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    card = cards.device_info(cards.find("rtx-4090"), CARD)
-    return replace_executors(
-        monkeypatch,
-        *(tuner, doctor, estimate, verify),
-        wall=MemoryWall(capacity_bytes=23 * GIB),
-        answers=make_answers(make_context(device=card)),
-    )
+    return on_a_virtual_card(monkeypatch)
 
 
 @pytest.fixture

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import transformers
 import trl.trainer.utils
 from accelerate.state import AcceleratorState
 from datasets import Dataset
@@ -18,9 +20,12 @@ from tokenizers.models import WordLevel
 from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
 
 from autotune.probe.spec import ProbeSpec
+from autotune.space.context import Context
+from autotune.testing.contexts import make_context, make_model
 from autotune.trainers.sft import SftAdapter
 from autotune.virtual import device, realtrace, state, values
 from autotune.virtual.placement import placed
+from autotune.virtual.repeats import Repeats
 from autotune.virtual.session import Session
 from autotune.virtual.trace import Trace, rounded
 
@@ -93,13 +98,17 @@ class Recorder:
 class Place:
     """The part of a device that an adapter asks for."""
 
-    def __init__(self, *, on_cpu: bool) -> None:
+    def __init__(self, *, on_cpu: bool, repeats: Repeats | None = None) -> None:
         self._on_cpu = on_cpu
+        self._repeats = repeats
         self.kind = "cpu" if on_cpu else "virtual"
         self.source = "measured" if on_cpu else "predicted"
 
     def trainer_keys(self) -> dict[str, object]:
         return {"use_cpu": True} if self._on_cpu else {}
+
+    def repeats(self) -> Repeats | None:
+        return self._repeats
 
 
 def write_model(folder: Path, kind: str = "llama", **changes: Any) -> str:
@@ -127,6 +136,26 @@ def write_model(folder: Path, kind: str = "llama", **changes: Any) -> str:
         eos_token="<eos>",
     ).save_pretrained(folder)
     return str(folder)
+
+
+def know(lengths: Sequence[int], **changes: Any) -> Context:
+    """Return what a search would know of the tiny model and rows of these lengths."""
+    facts = make_model(
+        num_parameters=340_000,
+        num_layers=LAYERS,
+        max_positions=2048,
+        vocab_size=VOCABULARY,
+    )
+    return make_context(model=facts, lengths=lengths, **changes)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Let transformers say errors only."""
+    verbosity = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    yield
+    transformers.logging.set_verbosity(verbosity)
 
 
 def write_rows(folder: Path, lengths: Sequence[int] = LENGTHS) -> str:
@@ -189,14 +218,19 @@ def run_real(spec: ProbeSpec) -> tuple[Steps, Trace]:
 
 def run_virtual(spec: ProbeSpec, **changes: Any) -> tuple[Steps, Trace]:
     """Train on the pretend accelerator, without what only a card's kernels and libraries take."""
+    card = Session(scratch=False, workspace_bytes=0, host_kernels=True, **changes)
+    return run_on(card, spec), card.trace
+
+
+def run_on(card: Session, spec: ProbeSpec, repeats: Repeats | None = None) -> Steps:
+    """Train on ``card``; ``repeats`` spares micro-batches."""
     gc.collect()
     device.install()
-    card = Session(scratch=False, workspace_bytes=0, host_kernels=True, **changes)
     state.activate(card)
     try:
         with placed(card), _small_tiles():
             recorder = Recorder(card.trace)
-            session = SftAdapter().build(spec, Place(on_cpu=False))
+            session = SftAdapter().build(spec, Place(on_cpu=False, repeats=repeats))
             gc.collect()
             session.run(recorder)
             steps = recorder.close()
@@ -205,7 +239,7 @@ def run_virtual(spec: ProbeSpec, **changes: Any) -> tuple[Steps, Trace]:
         card.trace.close()
         state.activate(None)
         values.clear()
-    return steps, card.trace
+    return steps
 
 
 def figures(steps: Steps) -> dict[str, int]:

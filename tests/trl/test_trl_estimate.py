@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+from trl import ScriptArguments
 from trl_kit import CARD, predicted, virtual_tuner
 
-from autotune.errors import UsageError
+from autotune.errors import AutotuneError, UsageError
 from autotune.estimate import Estimator
 from autotune.executors.subprocess import SubprocessExecutor
-from autotune.probe import trl_file
+from autotune.probe import trl_config, trl_file
 from autotune.probe.result import Outcome
 from autotune.tuner import Budget
 
@@ -49,6 +53,7 @@ def test_a_file_written_by_hand(
         "dataloader_num_workers": 2,
         "dataloader_prefetch_factor": 2,
         "eval_strategy": "steps",
+        "dataset_test_split": "train",
         "eval_steps": 10,
         "report_to": "wandb",
         "use_cpu": True,
@@ -88,6 +93,30 @@ def test_rows_are_assumed_and_cards_differ(
     assert "DOES NOT FIT: it would need" in little.verdict()
 
 
+@pytest.mark.parametrize(
+    ("keys", "rows", "sequences"),
+    [
+        ({"max_length": 8192}, 4097, "4,097"),
+        ({"max_length": 8192}, 4096, ""),
+        ({"max_length": 512}, 4097, ""),
+        ({"max_length": 8192, "packing": True}, 64, "8,192"),
+    ],
+)
+def test_sequences_beyond_the_models_positions_are_noted(
+    virtual: SubprocessExecutor,
+    made: dict[str, str],
+    tmp_path: Path,
+    keys: dict[str, Any],
+    rows: int,
+    sequences: str,
+) -> None:
+    config = {"model_name_or_path": made["model"], "per_device_train_batch_size": 1, **keys}
+    found = predicted(virtual, tmp_path / "long.yaml", config, assume_length=rows)
+    notes = [note for note in found.notes if "max_position_embeddings" in note]
+    wanted = f"sequences of {sequences} tokens are longer than the 4,096 that"
+    assert [note.startswith(wanted) for note in notes] == ([True] if sequences else [])
+
+
 def test_what_trl_refuses_is_said(
     virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
 ) -> None:
@@ -99,6 +128,105 @@ def test_what_trl_refuses_is_said(
     with pytest.raises(Exception, match="data set") as missing:
         predicted(virtual, tmp_path / "missing.yaml", config)
     assert "--assume-length" in missing.value.hint
-    config = {"model_name_or_path": made["model"], "attn_implementation": "nonsense"}
-    with pytest.raises(UsageError, match="does not run on"):
-        predicted(virtual, tmp_path / "attention.yaml", config, assume_length=8)
+
+
+@pytest.mark.parametrize(
+    ("keys", "verdict", "hint"),
+    [
+        ({"attn_implementation": "nonsense"}, "DOES NOT RUN: ", "Change it in "),
+        ({"packing": True, "packing_strategy": "bfdd"}, "DOES NOT RUN: ", "Change it in "),
+        (
+            {"use_peft": True, "lora_target_modules": ["nope"]},
+            "DOES NOT RUN: Target modules",
+            "Change it in ",
+        ),
+        (
+            {"attn_implementation": "flash_attention_3"},
+            "DOES NOT RUN: FlashAttention 3 is built",
+            "The card lacks it",
+        ),
+        (
+            {"torch_compile": True},
+            "CANNOT BE TOLD (unsupported): torch.compile",
+            "No other card would help",
+        ),
+    ],
+    ids=lambda item: next(iter(item)) if isinstance(item, dict) else "",
+)
+def test_a_hint_says_who_refuses(
+    keys: dict[str, object],
+    verdict: str,
+    hint: str,
+    virtual: SubprocessExecutor,
+    made: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    config = {"model_name_or_path": made["model"], **keys}
+    (card,) = predicted(virtual, tmp_path / "file.yaml", config, assume_length=64).cards
+    assert card.verdict().startswith(verdict)
+    assert card.hint.startswith(hint)
+    assert "Error: " not in card.verdict()
+
+
+def test_a_data_file_in_the_place_of_a_data_set_is_told_apart_from_a_missing_one(
+    virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "a row"}\n')
+    keys = {"model_name_or_path": made["model"], "dataset_name": str(rows)}
+    with pytest.raises(AutotuneError, match="is a data file") as caught:
+        predicted(virtual, tmp_path / "file.yaml", keys)
+    shown = caught.value.hint.partition("write:\n")[2].partition("\n  Without")[0]
+    named = yaml.safe_load(textwrap.dedent(shown))
+    assert named["datasets"] == [{"path": "json", "data_files": str(rows), "split": "train"}]
+    right = {**named, "model_name_or_path": made["model"], "per_device_train_batch_size": 1}
+    assert predicted(virtual, tmp_path / "right.yaml", right).cards[0].fits
+    assert "\n  Without the data: --assume-length N." in caught.value.hint
+
+
+def test_evaluation_without_a_split_for_it_is_refused_as_trl_ends(
+    virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
+) -> None:
+    mixture = {"datasets": [{"path": "json", "data_files": made["dataset"], "split": "train"}]}
+    config = {"model_name_or_path": made["model"], **mixture, "eval_strategy": "steps"}
+    with pytest.raises(UsageError, match="trl ends with KeyError: 'test'") as caught:
+        predicted(virtual, tmp_path / "mixture.yaml", config)
+    assert "test_split_size" in caught.value.hint
+    assert "--assume-length" not in caught.value.hint
+    rows = tmp_path / "rows"
+    rows.mkdir()
+    (rows / "train.jsonl").write_text('{"text": "a row"}\n')
+    config = {"model_name_or_path": made["model"], "dataset_name": str(rows)}
+    with pytest.raises(UsageError, match="no split 'test'") as caught:
+        predicted(virtual, tmp_path / "named.yaml", {**config, "eval_strategy": "epoch"})
+    assert "It has: train. Name one with dataset_test_split" in caught.value.hint
+
+
+def test_rows_can_be_kept_for_evaluation(
+    virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
+) -> None:
+    mixture = {"datasets": [{"path": "json", "data_files": made["dataset"], "split": "train"}]}
+    config = {"model_name_or_path": made["model"], **mixture, "eval_strategy": "steps"}
+    found = predicted(virtual, tmp_path / "held.yaml", {**config, "test_split_size": 0.1})
+    assert "eval" in found.cards[0].measurement.phases
+    assumed = predicted(virtual, tmp_path / "assumed.yaml", config, assume_length=64)
+    assert any("KeyError: 'test'" in note for note in assumed.notes)
+
+
+def test_trl_has_the_default_split_that_is_named() -> None:
+    assert ScriptArguments(dataset_name="x").dataset_test_split == trl_config.TRL_TEST_SPLIT
+
+
+def test_a_mask_that_flash_attention_would_spare_is_noted(
+    virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
+) -> None:
+    config = {
+        "model_name_or_path": made["model"],
+        "packing": True,
+        "max_length": 4096,
+        "bf16": False,
+        "fp16": True,
+    }
+    found = predicted(virtual, tmp_path / "p.yaml", config, "l4", "t4", assume_length=4096)
+    (note,) = [note for note in found.notes if "attention mask" in note]
+    assert "flash_attention_2 has none; NVIDIA L4 can run it" in note

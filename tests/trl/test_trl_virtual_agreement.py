@@ -17,11 +17,9 @@ from typing import Any
 
 import agreement_kit as kit
 import pytest
-import transformers
 
 from autotune.space.context import Context
 from autotune.space.space import SearchSpace
-from autotune.testing.contexts import make_context, make_model
 from autotune.virtual.trace import Trace
 
 TOLERANCE = 0.005
@@ -39,13 +37,11 @@ INT8 = {**LORA, "load_in_8bit": True}
 @pytest.fixture(scope="module", autouse=True)
 def _quick() -> Iterator[None]:
     """Spare the collector, which trainers call, the many objects that are there already."""
-    verbosity = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity_error()
     gc.collect()
     gc.freeze()
-    yield
+    with kit.quiet():
+        yield
     gc.unfreeze()
-    transformers.logging.set_verbosity(verbosity)
 
 
 @pytest.fixture(scope="module")
@@ -66,13 +62,7 @@ def rows(folder: Path) -> str:
 @pytest.fixture(scope="module")
 def context() -> Context:
     """Return what a search would know of the tiny model, its rows and a CPU."""
-    facts = make_model(
-        num_parameters=340_000,
-        num_layers=kit.LAYERS,
-        max_positions=2048,
-        vocab_size=kit.VOCABULARY,
-    )
-    return make_context(model=facts, lengths=kit.LENGTHS, global_batch=64)
+    return kit.know(kit.LENGTHS, global_batch=64)
 
 
 def agree(
@@ -110,6 +100,7 @@ ON_A_CARD_ONLY = {
     ("attn_implementation", "kernels-community/flash-attn2"),
     ("activation_offloading", "on"),
     ("allocator", "expandable_segments"),
+    ("dtype", "float16"),
 }
 
 

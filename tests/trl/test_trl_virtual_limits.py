@@ -14,7 +14,7 @@ import transformers
 from accelerate import PartialState
 
 from autotune.virtual import realtrace
-from autotune.virtual.errors import NotVirtual
+from autotune.virtual.errors import NoKernel, NoSuchRow, NotVirtual
 
 pytestmark = pytest.mark.trl
 
@@ -66,6 +66,28 @@ def test_paged_states_are_the_hosts(tmp_path: Path, rows: str) -> None:
 def test_compiled_code_is_refused(tmp_path: Path, tiny: str, rows: str) -> None:
     with pytest.raises(NotVirtual, match=r"torch\.compile .* generated for a real card"):
         peak(tmp_path, tiny, rows, {"torch_compile": True})
+
+
+@pytest.mark.parametrize("num_positions", [95, 96])
+def test_sequences_longer_than_the_learned_positions_are_refused(
+    tmp_path: Path, tiny: str, rows: str, num_positions: int
+) -> None:
+    shape = {"vocab_size": kit.VOCABULARY, "n_embd": 64, "n_layer": 2, "n_head": 4}
+    model = kit.write_model(tmp_path / "model")
+    transformers.GPT2Config(
+        **shape, n_positions=num_positions, architectures=["GPT2LMHeadModel"]
+    ).save_pretrained(model)
+    if num_positions == max(kit.LENGTHS):
+        assert peak(tmp_path, model, rows, {})[0] > 0
+        return
+    with pytest.raises(NoSuchRow, match=r"index 95 is out of range .* of 95 rows: .* positions"):
+        peak(tmp_path, model, rows, {})
+
+
+def test_a_token_outside_of_the_vocabulary_is_refused(tmp_path: Path, rows: str) -> None:
+    model = kit.write_model(tmp_path / "model", vocab_size=kit.VOCABULARY // 2)
+    with pytest.raises(NoSuchRow, match=r"of an embedding of 500 rows: .* vocabulary"):
+        peak(tmp_path, model, rows, {})
 
 
 def test_an_error_in_the_model_arrives_and_leaves_nothing_behind(
@@ -127,3 +149,32 @@ def test_a_real_trace_follows_resizing() -> None:
         out = torch.empty(1, device=torch.device("cpu"))
         torch.cat([torch.ones(500), torch.ones(500)], out=out.resize_(0))
         assert trace.allocated_bytes == 4096
+
+
+FP16 = {"bf16": False, "fp16": True}
+
+
+@pytest.mark.parametrize("max_grad_norm", [1.0, 0.0])
+def test_float16_weights_cannot_be_trained_with_a_scaler(
+    max_grad_norm: float, tmp_path: Path, tiny: str, rows: str
+) -> None:
+    config = {**FP16, "dtype": "float16", "max_grad_norm": max_grad_norm}
+    with pytest.raises(ValueError, match="Attempting to unscale FP16 gradients"):
+        peak(tmp_path, tiny, rows, config)
+
+
+@pytest.mark.parametrize(
+    "config", [{"dtype": "bfloat16"}, {"use_peft": True, "load_in_4bit": True}], ids=str
+)
+def test_bfloat16_gradients_cannot_be_scaled(
+    config: dict[str, Any], tmp_path: Path, tiny: str, rows: str
+) -> None:
+    with pytest.raises(NoKernel, match="BFloat16"):
+        peak(tmp_path, tiny, rows, {**FP16, **config})
+
+
+def test_adapters_of_float16_weights_are_float32_and_can(
+    tmp_path: Path, tiny: str, rows: str
+) -> None:
+    most, _ = peak(tmp_path, tiny, rows, {**FP16, "dtype": "float16", "use_peft": True})
+    assert most > 0

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedModel
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from trl_kit import CARD, plan_of, predicted, probe, virtual_tuner
 
-from autotune.errors import UsageError
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.probe.result import Outcome
 from autotune.report.terminal import render_text
@@ -93,13 +94,13 @@ def test_predictions_do_not_depend_on_what_ran_before(
 # --- what a card has not ------------------------------------------------------------------------
 
 
-def refused(
-    virtual: SubprocessExecutor, path: Path, card: str, model: str, **keys: Any
-) -> UsageError:
+def refused(virtual: SubprocessExecutor, path: Path, card: str, model: str, **keys: Any) -> str:
+    """Return the verdict on a card that refuses a configuration."""
     config = {"model_name_or_path": model, **keys}
-    with pytest.raises(UsageError) as caught:
-        predicted(virtual, path, config, card, assume_length=64)
-    return caught.value
+    (found,) = predicted(virtual, path, config, card, assume_length=64).cards
+    assert found.is_refusal
+    assert found.hint.startswith("The card lacks it")
+    return found.verdict()
 
 
 def test_bfloat16_is_refused_where_the_card_has_none(
@@ -107,9 +108,8 @@ def test_bfloat16_is_refused_where_the_card_has_none(
 ) -> None:
     # TRL's own default is bfloat16, too.
     for name, keys in (("asked", {"bf16": True}), ("default", {})):
-        error = refused(virtual, tmp_path / f"{name}.yaml", "t4", model, **keys)
-        assert "does not run on Tesla T4: Tesla T4" in error.message
-        assert "Tesla T4 does not support bfloat16" in error.message
+        verdict = refused(virtual, tmp_path / f"{name}.yaml", "t4", model, **keys)
+        assert verdict.startswith("DOES NOT RUN: Tesla T4 does not support bfloat16")
 
 
 def test_float16_is_predicted_there(
@@ -120,12 +120,42 @@ def test_float16_is_predicted_there(
     assert found.cards[0].fits
 
 
+def test_a_search_there_trains_adapters_on_float16_weights(
+    virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
+) -> None:
+    pins = {"dtype": "float16"}
+    tuner = virtual_tuner(virtual, made, tmp_path / "run", device="virtual:t4", pins=pins)
+    report = tuner.search(Budget(3))
+    assert len(report.trials) == 3
+    for trial in report.trials:
+        assert trial.outcome is Outcome.OK, trial.results[-1].detail
+        config = trial.config
+        assert (config["dtype"], config["fp16"], config["use_peft"]) == ("float16", True, True)
+
+
+def test_peft_keeps_adapters_of_float16_weights_in_float32(model: str) -> None:
+    """Else PyTorch's gradient scaler would refuse their gradients, as it does those of weights."""
+    base = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).half()
+    adapted = get_peft_model(base, LoraConfig(target_modules="all-linear"))
+    trained = {item.dtype for item in adapted.parameters() if item.requires_grad}
+    assert trained == {torch.float32}
+
+
+def test_pytorch_s_gradient_scaler_refuses_float16_gradients() -> None:
+    """If it no longer does, the knob dtype may offer float16 for full training as well."""
+    weight = torch.nn.Parameter(torch.ones(2, dtype=torch.float16))
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(weight.float().sum()).backward()
+    with pytest.raises(ValueError, match="unscale FP16 gradients"):
+        scaler.unscale_(torch.optim.SGD([weight], lr=0.1))
+
+
 def test_flash_attention_is_refused_where_the_card_has_none(
     virtual: SubprocessExecutor, model: str, tmp_path: Path
 ) -> None:
     keys = {"attn_implementation": "flash_attention_2", "bf16": False, "fp16": True}
-    error = refused(virtual, tmp_path / "flash.yaml", "t4", model, **keys)
-    assert "needs compute capability 8.0, and Tesla T4 has 7.5" in error.message
+    verdict = refused(virtual, tmp_path / "flash.yaml", "t4", model, **keys)
+    assert "needs compute capability 8.0, and Tesla T4 has 7.5" in verdict
 
 
 @pytest.mark.parametrize(

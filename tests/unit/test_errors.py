@@ -97,3 +97,31 @@ def test_hundreds_of_known_names_are_not_listed() -> None:
         assert error.hint.endswith(" `autotune gpus` lists all cards.")
     assert "of 200 known: card-" in far.hint
     assert "Did you mean 'card-1'" in near.hint
+
+
+@pytest.mark.parametrize(
+    ("hint", "in_python"),
+    [
+        (
+            "Use --device cpu, or install the PyTorch build for your accelerator.",
+            'Use device="cpu" (with an executor of your own, its devices=("cpu",)), or install the'
+            " PyTorch build for your accelerator.",
+        ),
+        ("Raise --memory-budget.", "Raise memory_budget_bytes."),
+        (
+            "Continue it with --resume, or choose another --run-dir.",
+            "Continue it with resume=True, or choose another run_dir.",
+        ),
+        ("Try --pin dtype=bfloat16.", 'Try pins={"dtype": "bfloat16"}.'),
+        ("search with --weights random, which", 'search with weights="random", which'),
+        ("add --trust-remote-code.", "add trust_remote_code=True."),
+        ("`autotune search --device cpu` runs.", "`autotune search --device cpu` runs."),
+        ("The option --unheard-of.", "The option --unheard-of."),
+        ("", ""),
+    ],
+)
+def test_a_script_is_told_of_arguments_and_a_shell_of_options(hint: str, in_python: str) -> None:
+    error = errors.UsageError("It broke.", hint=hint)
+    assert error.hint == hint
+    assert error.python_hint == in_python
+    assert str(error) == f"It broke. {in_python}".strip()

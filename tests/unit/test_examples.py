@@ -17,7 +17,9 @@ import typer
 
 from autotune import SearchSpace, Tuner
 from autotune.cli import looks, predict, results, search
+from autotune.probe import trl_file
 from autotune.space.knob import registry
+from autotune.space.trl_keys import known_keys
 from autotune.worker import demo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -195,10 +197,21 @@ def test_pins_that_are_shown_are_possible() -> None:
 
 
 def test_the_readmes_space_loads(tmp_path: Path) -> None:
-    (text,) = [text for language, text in fences(README.read_text()) if language == "yaml"]
+    text, _ = sorted(yaml_fences(), key=lambda text: not text.startswith("schema:"))
     path = tmp_path / "my_space.yaml"
     path.write_text(text)
     assert len(SearchSpace.load(path).knobs) == text.partition("fixed:")[0].count("\n  ")
+
+
+def test_the_readmes_configuration_has_keys_of_trl(tmp_path: Path) -> None:
+    (text,) = [text for text in yaml_fences() if not text.startswith("schema:")]
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    assert set(trl_file.read(path).config) <= known_keys("sft")
+
+
+def yaml_fences() -> list[str]:
+    return [text for language, text in fences(README.read_text()) if language == "yaml"]
 
 
 class _StoppedError(Exception):

@@ -196,3 +196,22 @@ def test_write_configs_removes_only_its_own_stale_files(tmp_path):
 def test_write_configs_of_nothing_makes_no_folder(tmp_path):
     assert write_configs(FakeReport(()), tmp_path / "configs") == ()
     assert not (tmp_path / "configs").exists()
+
+
+def test_a_file_says_what_it_needs_and_that_its_rate_is_too_noisy() -> None:
+    rate = {"median": 100.0, "low": 60.0, "high": 110.0}
+    facts = {"tokens_per_s": rate, "source": "measured", "unranked": True}
+    text = "\n".join(
+        trl_yaml.header_lines(
+            {**facts, "needs": ["the package x", "the package y"]}, file_name="a.yaml"
+        )
+    )
+    assert "too noisy to rank" in text
+    assert "needs" in text
+    assert "the package x" in text
+    assert "the package y" in text
+    predicted = "\n".join(
+        trl_yaml.header_lines({**facts, "source": "predicted"}, file_name="a.yaml")
+    )
+    assert "too noisy to rank" not in predicted
+    assert "needs" not in predicted

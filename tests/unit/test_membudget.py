@@ -9,6 +9,7 @@ from autotune.errors import UsageError
 from autotune.plan import Request
 from autotune.probe import sources
 from autotune.space.space import SearchSpace
+from autotune.testing.contexts import make_context, make_model
 from autotune.units import GIB
 from autotune.virtual import cards
 
@@ -60,3 +61,13 @@ def test_a_folder_without_weights_is_told_from_one_with_some(tmp_path):
     (tmp_path / "model-00001-of-00002.safetensors").touch()
     assert sources.may_hold_weights(str(tmp_path))
     assert sources.may_hold_weights("Qwen/Qwen3-0.6B")
+
+
+def test_what_a_virtual_card_takes_beside_the_weights_is_its_context():
+    for device, whose in ((RTX_4090, "the context takes"), (REAL, "PyTorch and TRL take")):
+        with pytest.raises(UsageError, match=whose):
+            membudget.check_occupied(GIB, 2 * GIB, device)
+    for device, whose in ((RTX_4090, "of context."), (REAL, "of PyTorch and TRL.")):
+        model = make_model(num_parameters=10**12)
+        with pytest.raises(UsageError, match=rf"beside the 2.00 GiB {whose}"):
+            membudget.check_weights(GIB, 2 * GIB, make_context(device=device, model=model))

@@ -52,6 +52,22 @@ def test_builtin_objectives(name, direction, median, low, high):
     assert (found.low, found.median, found.high) == pytest.approx((low, median, high))
 
 
+@pytest.mark.parametrize("rows_per_sample", [1.0, 0.5])
+def test_epoch_and_rows_per_second_follow_from_the_tokens_per_second(rows_per_sample):
+    # The rows of the measured steps have 100 tokens, those of the whole data 150.
+    found = measurement(
+        1.0, 2.0, 4.0, rows_per_sample=rows_per_sample, tokens_per_epoch=60.0 * 150
+    )
+    num_samples = 60.0 / rows_per_sample
+    epoch_s = found.tokens_per_epoch / found.tokens_per_s.median
+    assert found.epoch_time_s == pytest.approx(epoch_s)
+    assert found.samples_per_s.median == pytest.approx(num_samples / epoch_s)
+    assert found.samples_per_s.spread_ratio == pytest.approx(found.tokens_per_s.spread_ratio)
+    read = objectives.get("epoch_time").read(found)
+    assert read.median == pytest.approx(epoch_s)
+    assert read.low == pytest.approx(found.tokens_per_epoch / found.tokens_per_s.high)
+
+
 def test_memory_of_a_cpu_run_is_its_resident_size():
     assert objectives.peak_memory().read(measurement(1.0, device_kind="cpu")).median == 7 * GIB
 

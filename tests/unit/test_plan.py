@@ -17,13 +17,21 @@ from autotune.units import MIB
 def _untuned(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*host.MALLOC_ENV, *host.ONEDNN_ENV):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+
+
+THREADS = {"OMP_NUM_THREADS": "3"}
 
 
 def test_the_cpu_s_configuration_carries_the_malloc_settings_it_was_measured_with(
     tmp_path: Path,
 ) -> None:
     plan = make_fake_plan(tmp_path, context=make_context(device=make_cpu()))
-    assert plan.config(plan.space.baseline)["env"] == {**host.MALLOC_ENV, **host.ONEDNN_ENV}
+    assert plan.config(plan.space.baseline)["env"] == {
+        **host.MALLOC_ENV,
+        **host.ONEDNN_ENV,
+        **THREADS,
+    }
 
 
 def test_an_accelerator_s_baseline_has_no_environment(tmp_path: Path) -> None:
@@ -33,15 +41,29 @@ def test_an_accelerator_s_baseline_has_no_environment(tmp_path: Path) -> None:
 
 def test_a_user_s_own_malloc_settings_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MALLOC_ARENA_MAX", "2")
-    assert host.process_env("cpu") == host.ONEDNN_ENV
+    assert host.process_env("cpu") == {**host.ONEDNN_ENV, **THREADS}
 
 
 @pytest.mark.parametrize(
     ("device", "expected"),
-    [("cpu", {**host.MALLOC_ENV, **host.ONEDNN_ENV}), ("cuda:0", {}), ("mps", {})],
+    [("cpu", {**host.MALLOC_ENV, **host.ONEDNN_ENV, **THREADS}), ("cuda:0", {}), ("mps", {})],
 )
 def test_only_the_cpu_needs_an_environment(device: str, expected: dict[str, str]) -> None:
     assert host.process_env(device) == expected
+
+
+def test_the_exported_run_gets_as_many_threads_as_the_probe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without, ``trl`` on a CPU trains with one thread, whatever was measured."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(host.os, "sched_getaffinity", lambda pid: {0, 1, 4, 5})
+    monkeypatch.setattr(host, "_CPUS", tmp_path)
+    for number in (0, 1, 4):
+        folder = tmp_path / f"cpu{number}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text("4\n" if number == 4 else "0-1\n")
+    assert host.process_env("cpu")["OMP_NUM_THREADS"] == "3"  # 0 and 1 are one core
 
 
 def test_empty_rows_are_told_since_trl_fails_on_them(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_rows_that_trl_s_length_keeps_need_no_notice(tmp_path: Path) -> None:
 
 def test_a_pinned_length_that_cuts_more_names_the_option(tmp_path: Path) -> None:
     pins = {"max_length": "512", "batching": "padded"}
-    with pytest.raises(SpaceError, match=r"--min-coverage.*Lower --min-coverage"):
+    with pytest.raises(SpaceError, match=r"--min-coverage.*Lower min_coverage"):
         plan_of(tmp_path, pins=pins, min_coverage=0.95)
     # Without the option, who pins a length has decided what is cut.
     plan = plan_of(tmp_path / "pinned", pins=pins)
@@ -73,6 +73,10 @@ def test_weights_above_the_budget_change_the_baseline_with_a_notice(tmp_path: Pa
     [
         (make_context(), ("dtype=bfloat16", "adaptation=lora_4bit")),
         (make_context(device=make_cpu(supports_bf16=False)), ("adaptation=lora_4bit",)),
+        (
+            make_context(device=make_gpu(supports_bf16=False)),
+            ("dtype=float16",),
+        ),
         (make_context(packages={"peft": "0.21.2"}), ("dtype=bfloat16",)),
         (make_context(model=make_model(quantized=True)), ("dtype=bfloat16",)),
     ],

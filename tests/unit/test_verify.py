@@ -17,6 +17,7 @@ from autotune.errors import PrerequisiteError
 from autotune.probe.result import Interval, MemoryPeak
 from autotune.report.comparison import compare
 from autotune.report.trial import Trial
+from autotune.testing.contexts import make_cpu, make_gpu
 from autotune.units import GIB
 from autotune.verify import Comparison, verify_files
 
@@ -221,3 +222,16 @@ def test_names_of_the_hub_and_patterns_are_left_to_trl(
     )
     (check,) = verify_files([file], timeout_s=30)
     assert check.passed
+
+
+@pytest.mark.parametrize(("kind", "is_said"), [("cpu", True), ("cuda", False)])
+def test_want_of_a_gpu_is_explained(
+    kind: str, is_said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = make_cpu() if kind == "cpu" else make_gpu()
+    monkeypatch.setattr(verify, "_device_here", lambda: here)
+    reason = "exit code 1: ValueError: Your setup doesn't support bf16/gpu."
+    assert ("PyTorch sees no GPU here" in verify._explained(reason)) is is_said
+    # Nobody asks for the device where it is about something else.
+    monkeypatch.delattr(verify, "_device_here")
+    assert verify._explained("exit code 1: KeyError: 'x'") == "exit code 1: KeyError: 'x'"

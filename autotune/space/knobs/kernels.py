@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from autotune.space.context import Context
@@ -10,7 +11,13 @@ from autotune.space.knob import Candidate, Knob, add, loads_alike
 from autotune.space.knobs.packages import missing
 
 # What transformers 5.24 accepts; a later range is read as unsupported by the probe.
-_KERNELS = ("0.18.2", "0.19")
+_KERNELS = ("kernels>=0.18.2,<0.19",)
+_ATTENTION_NEEDS: Mapping[Value, tuple[str, ...]] = {
+    "flash_attention_2": ("flash-attn>=2.3.3",),
+    "flash_attention_3": ("flash-attn-3",),
+    "kernels-community/flash-attn2": _KERNELS,
+    "kernels-community/vllm-flash-attn3": _KERNELS,
+}
 _HUB_PREFIX = "kernels-community/"
 _HUB_ONLY = "its code is fetched from the Hub, and predicted memory is flash_attention_2's"
 
@@ -24,12 +31,8 @@ def _refuse_attention(value: Value, candidate: Candidate, context: Context) -> s
     if device.is_virtual:
         # What is installed here says nothing of the machine that has the card.
         reason = _HUB_ONLY if name.startswith(_HUB_PREFIX) else None
-    elif name.startswith(_HUB_PREFIX):
-        reason = missing(context, "kernels", *_KERNELS)
-    elif name == "flash_attention_2":
-        reason = missing(context, "flash-attn", "2.3.3")
     else:
-        reason = missing(context, "flash-attn-3")
+        reason = missing(context, _ATTENTION_NEEDS[name])
     if reason or device.capability is None:
         return reason
     shown = ".".join(str(number) for number in device.capability)
@@ -44,7 +47,7 @@ def _refuse_attention(value: Value, candidate: Candidate, context: Context) -> s
 def _refuse_kernels(value: Value, candidate: Candidate, context: Context) -> str | None:
     if value == "on" and context.device.is_virtual:
         return "which kernels the Hub has for a card is known on that card only"
-    return missing(context, "kernels", *_KERNELS) if value == "on" else None
+    return missing(context, _KERNELS) if value == "on" else None
 
 
 ATTENTION = add(
@@ -69,6 +72,7 @@ ATTENTION = add(
         ),
         keys=("attn_implementation", "model_init_kwargs.attn_implementation"),
         refuse=_refuse_attention,
+        needs=_ATTENTION_NEEDS,
         loads_at_least=loads_alike,
     )
 )
@@ -88,6 +92,7 @@ USE_KERNELS = add(
             {"model_init_kwargs": {"use_kernels": True}} if value == "on" else {}
         ),
         refuse=_refuse_kernels,
+        needs={"on": _KERNELS},
     )
 )
 

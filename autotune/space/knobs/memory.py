@@ -129,7 +129,7 @@ OFFLOADING = add(
             " pass: less device memory, more host memory and traffic."
         ),
         domain=Choice(("off", "on")),
-        needs=("activation_offloading",),
+        needed_keys=("activation_offloading",),
         write=lambda value, candidate, context: {"activation_offloading": value == "on"},
         active_if=_offloading_inactive,
         loads_at_least=loads_alike,
@@ -170,6 +170,8 @@ ALLOCATOR = add(
 
 
 def _cache_inactive(candidate: Candidate, context: Context) -> str | None:
+    if context.device.is_virtual:
+        return "it has no effect on what is predicted: emptying the cache is not modelled"
     return "a CPU has no cache to empty" if context.device.kind == "cpu" else None
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 from autotune.space.context import Context
+
+_REQUIREMENT = re.compile(r"([\w.-]+?)(?:>=([\d.]+))?(?:,<([\d.]+))?")
 
 
 def version(context: Context, name: str) -> tuple[int, ...] | None:
@@ -21,15 +24,30 @@ def version(context: Context, name: str) -> tuple[int, ...] | None:
     return None
 
 
-def missing(context: Context, name: str, least: str = "", below: str = "") -> str | None:
-    """Return why ``name`` (from ``least``, before ``below``) cannot be used; None if it can."""
-    wanted = name + (f">={least}" if least else "") + (f",<{below}" if below else "")
+def missing(context: Context, needs: Iterable[str]) -> str | None:
+    """Return why the first unmet requirement is not met; None if all are.
+
+    Args:
+        context: What is known of the machine.
+        needs: Requirements such as ``peft``, ``flash-attn>=2.3.3`` or ``kernels>=0.18.2,<0.19``.
+
+    Raises:
+        ValueError: If one is written in another way.
+    """
+    return next((reason for need in needs if (reason := _unmet(context, need))), None)
+
+
+def _unmet(context: Context, need: str) -> str | None:
+    match = _REQUIREMENT.fullmatch(need)
+    if match is None:
+        raise ValueError(f"{need!r} is not a requirement such as flash-attn>=2.3.3")
+    name, least, below = match.groups()
     found = version(context, name)
     if found is None:
-        return f"the package {wanted} is not installed"
+        return f"the package {need} is not installed"
     if (least and found < _numbers(least)) or (below and found >= _numbers(below)):
         text = ".".join(str(number) for number in found)
-        return f"it needs {wanted}, but {text} is installed"
+        return f"it needs {need}, but {text} is installed"
     return None
 
 

@@ -8,7 +8,7 @@ from autotune.space.context import Context
 from autotune.space.domains import Choice, IntRange, PowerOfTwo, Value
 from autotune.space.knob import LEAST, Candidate, Knob, Refusal, add, at_least, loads_alike
 from autotune.space.knobs.packages import missing
-from autotune.space.weights import excess
+from autotune.space.weights import excess, smallest_dtype
 
 _ADAPTATIONS: dict[str, dict[str, Any]] = {
     "full": {"use_peft": False, "load_in_8bit": False, "load_in_4bit": False},
@@ -30,6 +30,17 @@ _ADAPTATIONS: dict[str, dict[str, Any]] = {
     },
 }
 
+_PEFT = ("peft",)
+_BITSANDBYTES = ("bitsandbytes",)
+_ADAPTATION_NEEDS: dict[Value, tuple[str, ...]] = {
+    name: (*_PEFT, *_BITSANDBYTES) if keys["load_in_8bit"] or keys["load_in_4bit"] else _PEFT
+    for name, keys in _ADAPTATIONS.items()
+    if keys["use_peft"]
+}
+_OPTIM_NEEDS: dict[Value, tuple[str, ...]] = {
+    "adamw_8bit": _BITSANDBYTES,
+    "paged_adamw_8bit": _BITSANDBYTES,
+}
 _LARGEST_RANK = 64
 _ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
 # Attention of these models is fused or named otherwise: the list above would match nothing, which
@@ -60,7 +71,7 @@ def context_keys(context: Context) -> dict[str, Any]:
     if context.device.supports_bf16:
         return {"bf16": True}
     # Accepted elsewhere, fp16 has no effect on a CPU and no gradient scaler on mps.
-    return {"bf16": False, "fp16": True} if context.device.kind == "cuda" else {"bf16": False}
+    return {"bf16": False, "fp16": True} if context.device.trains_in_fp16 else {"bf16": False}
 
 
 def _refuse_adaptation(value: Value, candidate: Candidate, context: Context) -> str | None:
@@ -69,18 +80,22 @@ def _refuse_adaptation(value: Value, candidate: Candidate, context: Context) -> 
         if context.model.quantized:
             return "the checkpoint is quantised, and quantised weights need adapters"
         return _too_large(name, context)
-    if reason := missing(context, "peft"):
+    if reason := missing(context, _PEFT):
         return reason
-    if name == "lora":
-        return _too_large(name, context)
-    if context.model.quantized:
+    if name != "lora" and context.model.quantized:
         return "the checkpoint is already quantised"
-    return missing(context, "bitsandbytes") or _too_large(name, context)
+    if name != "lora" and not context.device.supports_bf16 and context.device.trains_in_fp16:
+        # sft_trainer.py in TRL; PyTorch's issue 127176.
+        return (
+            f"{context.device.label} trains with fp16, and TRL gives quantised models adapters in"
+            " bfloat16, whose gradients PyTorch's scaler refuses"
+        )
+    return missing(context, _ADAPTATION_NEEDS[name]) or _too_large(name, context)
 
 
 def _too_large(adaptation: str, context: Context) -> Refusal | None:
     """Return why no dtype makes the weights small enough for the budget; None if one may."""
-    return excess(context, adaptation, "bfloat16" if context.device.supports_bf16 else "float32")
+    return excess(context, adaptation, smallest_dtype(context, adaptation))
 
 
 def _loads_adaptation(
@@ -144,11 +159,29 @@ def _refuse_targets(value: Value, candidate: Candidate, context: Context) -> str
 def _refuse_dtype(value: Value, candidate: Candidate, context: Context) -> str | None:
     if value == "bfloat16" and not context.device.supports_bf16:
         return f"{context.device.label} does not support bfloat16"
+    if value == "float16":
+        reason = _refuse_float16(candidate, context)
+        if reason is not None:
+            return reason
     return excess(context, str(candidate.get("adaptation", "full")), str(value))
 
 
+def _refuse_float16(candidate: Candidate, context: Context) -> str | None:
+    device = context.device
+    if device.supports_bf16:
+        return (
+            f"{device.label} supports bfloat16, which takes the same memory and needs no scaling"
+            " of the loss"
+        )
+    if not device.trains_in_fp16:
+        return f"training in float16 needs a CUDA device, and this is {device.kind}"
+    if not adapts(candidate):
+        return "PyTorch's gradient scaler refuses gradients in float16, which adaptation=full has"
+    return missing(context, _PEFT)
+
+
 def _refuse_optim(value: Value, candidate: Candidate, context: Context) -> str | None:
-    return missing(context, "bitsandbytes") if str(value).endswith("_8bit") else None
+    return missing(context, _OPTIM_NEEDS.get(value, ()))
 
 
 def _optim_no_effect(value: Value, candidate: Candidate, context: Context) -> str | None:
@@ -177,6 +210,7 @@ ADAPTATION = add(
         ),
         write=lambda value, candidate, context: dict(_ADAPTATIONS[str(value)]),
         refuse=_refuse_adaptation,
+        needs=_ADAPTATION_NEEDS,
         loads_at_least=_loads_adaptation,
         leanest=("lora_4bit_nested", "lora_4bit", "lora_8bit", "lora"),
     )
@@ -227,16 +261,17 @@ DTYPE = add(
         changes="method",
         help=(
             "How weights are stored, and with them gradients and optimizer state. With 4-bit"
-            " weights, also what they are computed in."
+            " weights, also what they are computed in. float16 is for adapters on CUDA devices"
+            " without bfloat16."
         ),
-        domain=Choice(("float32", "bfloat16")),
+        domain=Choice(("float32", "bfloat16", "float16")),
         keys=("dtype", "model_init_kwargs.dtype", "model_init_kwargs.torch_dtype"),
         depends_on=("adaptation",),
         # Where a space is silent and TRL's float32 is too large, the search goes on with less.
         always=True,
         refuse=_refuse_dtype,
         loads_at_least=_loads_dtype,
-        leanest=("bfloat16",),
+        leanest=("bfloat16", "float16"),
     )
 )
 
@@ -260,6 +295,7 @@ OPTIM = add(
             )
         ),
         refuse=_refuse_optim,
+        needs=_OPTIM_NEEDS,
         no_effect=_optim_no_effect,
         # Optimizers make their states in the first step.
         loads_at_least=loads_alike,

@@ -25,7 +25,7 @@ PRECOMPUTE = add(
         ),
         domain=Choice(("off", "on")),
         keys=("precompute_ref_log_probs", "precompute_ref_batch_size"),
-        needs=("precompute_ref_log_probs",),
+        needed_keys=("precompute_ref_log_probs",),
         write=_write_precompute,
     )
 )

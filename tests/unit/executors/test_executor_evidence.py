@@ -76,7 +76,7 @@ def test_the_phase_and_the_last_words_are_kept(tmp_path: Path) -> None:
     (tmp_path / "stderr.log").write_text("warning\nfatal: gave up\n")
     result = evidence.decide(make_spec(tmp_path), make_ending(exit_code=3))
     assert result.phase == "first_step"
-    assert result.detail == "ended with exit code 3 in phase first_step: fatal: gave up"
+    assert result.detail == "ended with exit code 3 in the first step: fatal: gave up"
     assert result.traceback == "warning\nfatal: gave up"
 
 
@@ -84,7 +84,7 @@ def test_a_timeout_names_limit_and_phase(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").write_text('{"phase": "load", "at": 1.5}\n')
     ending = killed(timed_out_after_s=90.0)
     detail = evidence.decide(make_spec(tmp_path), ending).detail
-    assert detail.startswith("not done after 90 s, ended in phase load")
+    assert detail.startswith("not done after 90 s, ended in load")
     assert "--probe-timeout" in detail
 
 

@@ -96,3 +96,12 @@ def test_a_comment_names_command_and_card(tmp_path: Path) -> None:
     assert (read.trainer, read.card) == ("sft", None)
     with pytest.raises(PrerequisiteError, match="there is no file"):
         trl_file.read(tmp_path / "gone.yaml")
+
+
+@pytest.mark.parametrize(("value", "is_told"), [(4, True), (None, False)])
+def test_that_emptying_the_cache_is_not_predicted_is_told(
+    value: int | None, is_told: bool
+) -> None:
+    config = {"model_name_or_path": "a/b", "torch_empty_cache_steps": value}
+    _, _, notes = trl_config.for_one_card(config, "x.yaml")
+    assert any("torch_empty_cache_steps: not predicted" in note for note in notes) is is_told

@@ -72,6 +72,25 @@ def test_only_lengths_that_tell_something_are_shown():
     text = lengths.render_text(profile)
     assert f"--all tables all {len(limits)}" in " ".join(text.split())
     assert len(lengths.render_text(profile, every=True).splitlines()) > len(limits)
+    offered = (8, 440, 448, 2048)
+    chosen = [row.max_length for row in lengths.telling_rows(rows, offered)]
+    assert chosen == sorted({*(row.max_length for row in shown), 8, 440, 448})
+    table = lengths.render_text(profile, offered, 0.95)
+    marked = [
+        line.split()[0] for line in table.splitlines() if line.split("*")[0].strip().isdecimal()
+    ]
+    assert marked == ["8*", "440*", "448*"]
+    text = " ".join(table.split())
+    assert "A search draws max_length from: 8, 440, 448, 2,048." in text
+    assert "Those above the longest row cut nothing" in text
+    assert "Those that lose more than 5.0% (--min-coverage) are drawn with bfd_split and" in text
+
+
+def test_lengths_that_keep_enough_need_no_word():
+    text = lengths.render_text(make_profile(), (1024,), 0.95)
+    assert "A search draws max_length from: 1,024." in text
+    assert "are drawn with" not in text
+    assert lengths.to_json(make_profile(), (64, 1024))["offered"] == [64, 1024]
 
 
 def test_a_single_length_is_shown_whatever_it_loses():

@@ -13,6 +13,7 @@ from pictures_kit import PNG, SVG, matplotlib_missed, suffix_refused
 from rich.console import Console
 
 from autotune.report import makeup
+from autotune.report.pictures import new_figure
 from autotune.units import GIB
 
 
@@ -38,7 +39,7 @@ def make_summary() -> dict:
             "op": "mm",
             "module": "model.layers.*.mlp.down_proj",
             "phase": "backward",
-            "mark": "first_step",
+            "mark": "first step",
         },
         "at_peak": {
             "parameters": 4 * GIB,
@@ -76,7 +77,7 @@ def make_summary() -> dict:
                 *["backward"] * 3,
                 *["optimizer"] * 3,
             ],
-            "marks": [[2, "first_step"], [9, "step_0"]],
+            "marks": [[2, "first step"], [9, "step_0"]],
         },
         "host_peak_bytes": 0,
     }
@@ -105,7 +106,7 @@ def printed(text, *, color: bool) -> str:
 
 TABLE = """\
 Predicted peak in backward of
-model.layers.*.mlp.down_proj, op mm, after first_step:
+model.layers.*.mlp.down_proj, op mm, in the first step:
 16.00 GiB allocated.
 kind                 GiB   share
 parameters          4.00   25.0%  ██████
@@ -134,7 +135,7 @@ predicted peak 16.00 GiB allocated ▼
          │██████████████████████████████
        0 └──────┬────────────────────┬──
    phase  llllllffffffbbbbbbbbbooooooooo
-                first_step        step_0
+                first step        step_0
 █ parameters  ▒ optimizer states
 ▓ gradients  ░ activations
 ▚ temporaries  l load  f forward
@@ -150,6 +151,41 @@ def test_the_table_names_what_lies_on_the_host():
     summary = make_summary() | {"host_peak_bytes": 3 * GIB}
     last = makeup.makeup_table(summary).plain.splitlines()[-1]
     assert last == "Predicted peak of what is moved to the host: 3.00 GiB."
+
+
+@pytest.mark.parametrize(
+    ("count", "modules", "words"),
+    [
+        (1, ["lm_head"], "1 tensor of lm_head (in the optimizer step)"),
+        (9, ["a", "b", "c"], "9 tensors of a, b, c (in the optimizer step)"),
+        (9, ["a", "b", "c", "d", "e"], "9 tensors of a, b, c and 2 more (in the optimizer step)"),
+        (9, [], "9 x zeros_like (in the optimizer step)"),
+    ],
+)
+def test_the_table_names_modules_rather_than_operators(count, modules, words):
+    summary = make_summary()
+    summary["largest"][0] |= {"count": count, "modules": modules}
+    text = makeup.makeup_table(summary, width=100).plain
+    assert f"- 6.00 GiB optimizer states: {words}" in text.splitlines()
+
+
+def test_one_peak_is_shown_as_the_allocator_counts_it():
+    summary = make_summary() | {"allocated_bytes": 17 * GIB}
+    table = makeup.makeup_table(summary, width=160).plain
+    picture = makeup.timeline_picture(summary, 60, 8, 20 * GIB).plain
+    assert "17.00 GiB allocated." in table
+    assert "whole blocks        1.00    5.9%" in table
+    assert "total              17.00    100%" in table
+    assert "allocator hands out some blocks whole" in table
+    assert "predicted peak 17.00 GiB allocated" in picture
+    assert "the predicted peak is 3.00 GiB below it" in picture
+    assert "16.00" not in table + picture
+
+
+@pytest.mark.parametrize("allocated", [None, 16 * GIB])
+def test_without_whole_blocks_they_are_not_mentioned(allocated):
+    table = makeup.makeup_table(make_summary() | {"allocated_bytes": allocated}, width=58)
+    assert table.plain + "\n" == TABLE
 
 
 def test_the_table_lists_as_many_groups_as_asked():
@@ -285,8 +321,30 @@ def test_the_plot_is_what_the_suffix_says(tmp_path, suffix, start, budget_gib):
         assert "Predicted peak in backward of model.layers.*.mlp.down_proj, op mm" in text
         assert "predicted peak, 16.00 GiB" in text
         assert "optimizer states" in text
-        assert "first_step" in text
+        assert "first step" in text
         assert (f"budget, {budget_gib}.00 GiB" in text) == (budget is not None)
+
+
+@pytest.mark.usefixtures("matplotlib")
+@pytest.mark.parametrize("budget_gib", [None, 20, 80])
+def test_nothing_in_the_plot_lies_on_something_else(tmp_path, budget_gib):
+    summary = make_summary()
+    summary["timeline"] |= {"num_events": 1000}
+    summary["timeline"]["marks"] = [[0, "load"], [8, "first step"], [20, "later steps"]]
+    summary["timeline"]["marks"] += [[999, "save"]]
+    summary["peak_event"]["module"] = "base_model.model.model.layers.*.self_attn.q_proj.lora_A"
+    figure = new_figure(tmp_path / "memory.png")
+    makeup.draw_timeline(summary, figure, budget_gib and budget_gib * GIB)
+    figure.canvas.draw()
+    (axes,), (legend,) = figure.axes, figure.legends
+    boxes = [item.get_window_extent() for item in (*axes.texts, axes.title, legend)]
+    for number, box in enumerate(boxes):
+        assert not any(box.overlaps(other) for other in boxes[:number])
+    assert all(0 <= box.x0 <= box.x1 <= figure.bbox.width for box in boxes)
+    assert all(item.get_window_extent().x0 >= axes.bbox.x0 for item in axes.texts)
+    names = [item.get_text() for item in legend.get_texts()]
+    assert any("budget" in name for name in names) == (budget_gib == 20)
+    assert ("80.00 GiB: far above, not drawn" in axes.get_title()) == (budget_gib == 80)
 
 
 @pytest.mark.usefixtures("matplotlib")

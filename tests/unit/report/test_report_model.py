@@ -116,8 +116,21 @@ def test_same_training_compares_like_with_like():
 
 @pytest.mark.parametrize("name", ["fastets", "99", "-1", ""])
 def test_an_unknown_pick(name):
-    with pytest.raises(UnknownNameError, match="unknown trial"):
+    with pytest.raises(UnknownNameError, match="unknown trial") as caught:
         make_report(mixed_trials()).pick(name)
+    assert caught.value.hint == (
+        "Give fastest, leanest, balanced, or the number of a trial: 0 to 8."
+    )
+
+
+def test_an_unknown_pick_names_the_numbers_there_are():
+    trials = [make_trial(number) for number in (0, 1, 2, 5, 7, 8)]
+    with pytest.raises(UnknownNameError) as caught:
+        make_report(trials).pick(3)
+    assert caught.value.hint.endswith("a trial: 0 to 2, 5, 7 to 8.")
+    with pytest.raises(UnknownNameError) as caught:
+        make_report([]).pick(3)
+    assert caught.value.hint == "Give fastest, leanest, balanced, once a trial has ended."
 
 
 def test_no_feasible_trial_names_the_closest():
@@ -167,7 +180,7 @@ def test_a_picked_trial_exports_with_the_reports_facts(tmp_path):
     assert yaml.safe_load(text)["max_length"] == 512
     assert "Written by autotune 0.1.0 on 2026-01-02T03:04:05+00:00, trial 3 of 9 (fastest" in text
     assert (
-        "15.00 GiB measured, device memory used (reserved and context), reached in first_step"
+        "15.00 GiB measured, device memory used (reserved and context), reached in the first step"
         in text
     )
     assert "trl sft --config sft.yaml" in text
@@ -184,3 +197,40 @@ def test_a_trial_exports_without_a_report_and_says_that_it_failed(tmp_path):
 
 def test_probe_work_is_loading_and_training():
     assert probe_work_s([make_trial(0, num_probes=2), make_failure(1)]) == 30.0
+
+
+@pytest.mark.parametrize(
+    ("candidate", "needs"),
+    [
+        ({"attn_implementation": "sdpa", "adaptation": "full"}, []),
+        (
+            {"attn_implementation": "flash_attention_2"},
+            ["the package flash-attn>=2.3.3, for attn_implementation=flash_attention_2"],
+        ),
+        (
+            {"attn_implementation": "flash_attention_3"},
+            ["the package flash-attn-3, for attn_implementation=flash_attention_3"],
+        ),
+        (
+            {"attn_implementation": "kernels-community/flash-attn2", "use_kernels": "on"},
+            [
+                "the package kernels>=0.18.2,<0.19, for"
+                " attn_implementation=kernels-community/flash-attn2",
+                "the package kernels>=0.18.2,<0.19, for use_kernels=on",
+            ],
+        ),
+        (
+            {"adaptation": "lora_4bit", "optim": "paged_adamw_8bit"},
+            [
+                "the packages peft and bitsandbytes, for adaptation=lora_4bit",
+                "the package bitsandbytes, for optim=paged_adamw_8bit",
+            ],
+        ),
+        ({"adaptation": "lora"}, ["the package peft, for adaptation=lora"]),
+        ({"a_plug_in_that_is_gone": "x"}, []),
+    ],
+)
+def test_a_header_names_every_package_that_the_configuration_needs(
+    candidate: dict[str, str], needs: list[str]
+) -> None:
+    assert make_trial(0, candidate=candidate).header()["needs"] == needs

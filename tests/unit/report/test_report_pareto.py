@@ -9,7 +9,6 @@ from autotune.report.pareto import (
     balanced,
     dominates,
     fastest,
-    is_unranked,
     pareto_set,
     significantly_better,
     tied,
@@ -118,8 +117,8 @@ def test_spread_beyond_the_limit_does_not_tie():
     assert not tied(disturbed, fast)
     members = pareto_set([baseline, fast, disturbed])
     assert numbers(members) == [0, 1]
-    assert is_unranked(disturbed)
-    assert not is_unranked(baseline)
+    assert disturbed.is_unranked
+    assert not baseline.is_unranked
 
 
 @pytest.mark.parametrize("spread", [0.21, 0.5, 1.64])

@@ -13,9 +13,13 @@ from report_factory import (
     make_trial,
 )
 
+from autotune.probe.result import PHASES, MemoryPeak
+from autotune.probe.trl_yaml import header_lines
 from autotune.report import Report, warnings
+from autotune.report.model import SIZE_LIMIT
 from autotune.report.picks import pick_notes
 from autotune.report.terminal import render_text
+from autotune.units import GIB
 
 
 def test_a_disturbed_trial_is_no_pick():
@@ -73,6 +77,43 @@ def test_picks_with_the_extreme_figures_need_no_words():
     assert pick_notes(make_report([make_failure(0)])) == []
 
 
+def test_few_candidates_tried_is_said():
+    trials = [make_trial(0, 500, 4), make_trial(1, 1000, 10)]
+    (note,) = pick_notes(make_report(trials, num_candidates=19_000))
+    assert note.startswith("2 of 19,000 candidates were tried: [fastest] is the fastest of those.")
+    (note,) = pick_notes(make_report(trials, num_candidates=SIZE_LIMIT))
+    assert f"2 of {SIZE_LIMIT:,} or more candidates" in note
+    for enough in (2, 4, 0):  # 0: an earlier report, which does not say
+        assert pick_notes(make_report(trials, num_candidates=enough)) == []
+
+
+def test_a_predicted_lead_within_the_error_is_said():
+    trials = [make_trial(n, rate, 4 + n, source="predicted") for n, rate in enumerate((900, 1000))]
+    (note,) = pick_notes(make_report(trials))
+    assert note == (
+        "[fastest] is predicted to be 11% faster than trial 0, which is within the ±25% that"
+        " predicted rates may be off by: on the card the order may be another."
+    )
+    trials[0] = make_trial(0, 700, 4, source="predicted")
+    assert pick_notes(make_report(trials)) == []
+    assert pick_notes(make_report([make_trial(0, 900, 4), make_trial(1, 1000, 5)])) == []
+
+
+def test_a_report_says_which_phases_its_probes_covered():
+    trials = [make_trial(0)]
+    text = " ".join(render_text(make_report(trials)).split())
+    assert "probes covered load and the first step, not the later steps, eval or save" in text
+    peaks = dict.fromkeys(PHASES, MemoryPeak(used_bytes=GIB))
+    pooled = make_measurement(phases=peaks)
+    report = make_report([make_trial(0, results=(make_result(pooled),))])
+    text = " ".join(render_text(report).split())
+    assert "probes covered load, the first step, the later steps, eval and save" in text
+    header = "\n".join(header_lines(report.pick(0).header(), file_name="x.yaml"))
+    assert "covers" in header
+    assert "load, the first step, the later steps, eval and save" in header
+    assert "covered" not in render_text(make_report([make_failure(0)]))
+
+
 def test_a_rate_too_wide_to_rank_is_named():
     trials = [make_trial(0, 1000, 10), make_trial(1, 480, 5, spread=1.64)]
     report = make_report(trials)
@@ -124,8 +165,8 @@ def test_without_a_trial_that_ran_the_one_that_came_furthest_is_named():
     trials = [failed(0, "load"), failed(1, "later_steps"), failed(2, "first_step")]
     error = make_report(trials, lean_pins=PINS, min_coverage=0.95).nothing_fits()
     assert (
-        "Trial 1 came closest: device_oom in later_steps (CUDA out of memory. Tried to allocate"
-        " 2.00 GiB)." in error.message
+        "Trial 1 came closest: device_oom in the later steps (CUDA out of memory. Tried to"
+        " allocate 2.00 GiB)." in error.message
     )
     assert "lower --min-coverage" in error.hint
 
@@ -144,7 +185,7 @@ def test_of_trials_that_came_as_far_the_one_that_lacked_least_is_named():
         results = (replace(trials[number].results[0], detail=detail),)
         trials[number] = replace(trials[number], results=results)
     assert (
-        "Trial 2 came closest: device_oom in first_step, where 1.25 GiB more were needed."
+        "Trial 2 came closest: device_oom in the first step, where 1.25 GiB more were needed."
         in make_report(trials).nothing_fits().message
     )
 

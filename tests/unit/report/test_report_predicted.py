@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from report_factory import make_measurement, make_report, make_result, make_trial
 
@@ -71,11 +73,29 @@ def test_the_rate_was_checked_on_one_card(card, says):
 def test_figures_of_memory_are_bridged():
     text = " ".join(render_text(make_report([predicted(0)], device=VIRTUAL)).split())
     assert "8.00 GiB allocated." in text
-    assert (
-        "8.00 GiB allocated at most, 9.00 GiB reserved by PyTorch's allocator, 10.00 GiB used"
-        " with the context"
-    ) in text
+    assert "9.00 GiB reserved by PyTorch's allocator, 10.00 GiB used with the context" in text
     assert "GiB: peak of the device memory used (reserved and context)" in text
+
+
+def test_the_timeline_says_what_its_budget_is() -> None:
+    report = make_report([predicted(0)], device=VIRTUAL, budget_bytes=15 * GIB)
+    text = " ".join(render_text(report, verbose=True).split())
+    assert "budget 15.00 GiB" in text
+    assert "budget 14.00 GiB" in text
+    assert "That budget is the limit less the context, which is no tensor's." in text
+    assert "That budget" not in render_text(report)
+
+
+def test_a_block_of_figures_names_one_allocated_peak():
+    trial = predicted(0)
+    pooled = trial.results[0].measurement
+    tensors = {**MAKEUP, "peak_bytes": 7 * GIB, "at_peak": {"parameters": 7 * GIB}}
+    smaller = replace(pooled, makeup=tensors)
+    report = make_report([make_trial(0, source="predicted", results=(make_result(smaller),))])
+    text = " ".join(render_text(replace(report, device=VIRTUAL)).split())
+    assert "8.00 GiB allocated." in text
+    assert "whole blocks 1.00 12.5%" in text
+    assert "7.00 GiB allocated" not in text
 
 
 @pytest.mark.parametrize(("gib", "noted"), [(0.5, False), (286.0, True)])

@@ -46,6 +46,39 @@ def test_every_figure_of_a_member_is_shown():
     assert "The baseline, trial 0, is measured at 1,000 tokens/s (IQR 2.0%)" in text
 
 
+@pytest.mark.parametrize(
+    ("baseline", "reason"),
+    [
+        (make_failure(0), "the baseline (trial 0) ran out of memory."),
+        (make_failure(0, Outcome.HOST_OOM), "the baseline (trial 0) ran out of memory."),
+        (make_failure(0, Outcome.TIMEOUT), "the baseline (trial 0) ended as timeout."),
+        (make_trial(0, source="predicted"), "the baseline (trial 0) cannot be compared"),
+        (None, "the baseline has not been run."),
+    ],
+)
+def test_a_table_without_gains_says_why(baseline, reason):
+    trials = [*([baseline] if baseline else []), make_trial(1, peak_gib=9)]
+    report = make_report(trials, pareto_numbers=(1,))
+    _, _, below = " ".join(render_text(report).split()).partition("or what differs.")
+    assert below.strip().startswith(f"No gain is shown: {reason}")
+
+
+def test_a_table_with_gains_does_not():
+    assert "No gain is shown" not in render_text(make_report(mixed_trials()))
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "words"),
+    [
+        (1, "(1 min 40 s of loading and training in probes);"),
+        (3, "in probes, up to 3 at a time);"),
+    ],
+)
+def test_the_time_of_probes_says_how_many_run_at_a_time(num_slots, words):
+    text = render_text(make_report(mixed_trials(), num_slots=num_slots))
+    assert words in " ".join(text.split())
+
+
 @pytest.mark.parametrize("width", [60, 80, 100, 160])
 def test_lines_keep_to_the_width(width):
     text = render_text(make_report(mixed_trials(), warnings=("word " * 60,)), width=width)
@@ -149,7 +182,7 @@ def test_reasons_are_listed_when_asked_for():
         ),
         (
             make_failure(2),
-            "trial 2  knob=2  device_oom: tried to allocate 2.00 GiB in first_step",
+            "trial 2  knob=2  device_oom: tried to allocate 2.00 GiB in the first step",
         ),
         (
             make_failure(2, results=(), skipped_because="implied by trial 1"),
@@ -163,12 +196,12 @@ def test_reasons_are_listed_when_asked_for():
         ),
         (
             make_repeated(make_failure(2), Outcome.LOST, Outcome.LOST, Outcome.CRASHED),
-            "trial 2  knob=2  device_oom: tried to allocate 2.00 GiB in first_step"
+            "trial 2  knob=2  device_oom: tried to allocate 2.00 GiB in the first step"
             "  after 2 probes that were lost and a probe that crashed",
         ),
         (
             make_repeated(make_failure(2, Outcome.CRASHED), Outcome.CRASHED),
-            "trial 2  knob=2  crashed in first_step: CUDA out of memory. Tried to allocate"
+            "trial 2  knob=2  crashed in the first step: CUDA out of memory. Tried to allocate"
             " 2.00 GiB  after a probe that crashed",
         ),
     ],

@@ -5,42 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from knob_kit import inactive, packages, refusal, written
 
 from autotune.errors import SpaceError
-from autotune.space.context import Context
 from autotune.space.domains import Choice, IntRange
 from autotune.space.knob import Knob, registry
-from autotune.space.knobs.precision import context_keys
 from autotune.testing.contexts import (
-    PACKAGES,
     make_context,
     make_cpu,
     make_gpu,
     make_model,
     make_profile,
 )
-
-CPU = make_context()
-GPU = make_context(device=make_gpu())
-
-
-def packages(**versions: str) -> dict[str, str]:
-    return {**PACKAGES, **{name.replace("_", "-"): text for name, text in versions.items()}}
-
-
-def refusal(name: str, value: Any, context: Context = CPU, **candidate: Any) -> str | None:
-    knob = registry.get(name)
-    return knob.refuse(value, candidate, context) if knob.refuse else None
-
-
-def inactive(name: str, context: Context = CPU, **candidate: Any) -> str | None:
-    knob = registry.get(name)
-    return knob.active_if(candidate, context) if knob.active_if else None
-
-
-def written(name: str, value: Any, context: Context = CPU, **candidate: Any) -> dict[str, Any]:
-    return registry.get(name).written(value, {**candidate, name: value}, context)
-
 
 # -- batching ------------------------------------------------------------------------------------
 
@@ -247,130 +223,6 @@ def test_compile_is_written_out() -> None:
     assert written("torch_compile", "on") == {"torch_compile": True}
 
 
-# -- precision -----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("value", "missing", "quantized", "reason"),
-    [
-        ("full", (), False, None),
-        ("full", ("peft", "bitsandbytes"), False, None),
-        ("full", (), True, "need adapters"),
-        ("lora", (), False, None),
-        ("lora", (), True, None),
-        ("lora", ("peft",), False, "peft"),
-        ("lora", ("bitsandbytes",), False, None),
-        ("lora_8bit", (), False, None),
-        ("lora_8bit", ("bitsandbytes",), False, "bitsandbytes"),
-        ("lora_4bit", ("bitsandbytes",), False, "bitsandbytes"),
-        ("lora_4bit_nested", ("peft",), False, "peft"),
-        ("lora_4bit", (), True, "already quantised"),
-    ],
-)
-def test_adaptation(
-    value: str, missing: tuple[str, ...], quantized: bool, reason: str | None
-) -> None:
-    left = {name: text for name, text in PACKAGES.items() if name not in missing}
-    context = make_context(packages=left, model=make_model(quantized=quantized))
-    found = refusal("adaptation", value, context)
-    assert (found is None) if reason is None else (reason in str(found))
-
-
-def test_adaptation_writes() -> None:
-    keys = written("adaptation", "lora_4bit_nested")
-    assert keys == {
-        "use_peft": True,
-        "load_in_8bit": False,
-        "load_in_4bit": True,
-        "bnb_4bit_quant_type": "nf4",
-        "use_bnb_nested_quant": True,
-    }
-    assert not any(written("adaptation", "full").values())
-
-
-@pytest.mark.parametrize("name", ["lora_r", "lora_target_modules"])
-def test_adapter_knobs_need_adapters(name: str) -> None:
-    assert "adaptation is full" in str(inactive(name, adaptation="full"))
-    assert "adaptation is full" in str(inactive(name))
-    assert inactive(name, adaptation="lora_4bit") is None
-
-
-def test_alpha_follows_the_rank() -> None:
-    assert written("lora_r", 32) == {"lora_r": 32, "lora_alpha": 64}
-
-
-@pytest.mark.parametrize(
-    ("value", "keys"),
-    [
-        ("default", {}),
-        ("attention", {"lora_target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}),
-        ("all-linear", {"lora_target_modules": "all-linear"}),
-    ],
-)
-def test_target_modules_write(value: str, keys: dict[str, Any]) -> None:
-    assert written("lora_target_modules", value) == keys
-
-
-@pytest.mark.parametrize(
-    ("model_type", "refused"),
-    [
-        ("llama", set()),
-        ("gpt2", {"attention"}),
-        ("olmo9", {"default"}),
-        ("phi3", {"default", "attention"}),
-    ],
-)
-def test_target_modules_need_layers_of_that_name(model_type: str, refused: set[str]) -> None:
-    context = make_context(model=make_model(model_type=model_type))
-    values = registry.get("lora_target_modules").accepted.values
-    assert {v for v in values if refusal("lora_target_modules", v, context)} == refused
-
-
-def test_bfloat16_needs_the_device() -> None:
-    old = make_context(device=make_gpu(supports_bf16=False, label="Old GPU"))
-    assert "Old GPU does not support bfloat16" in str(refusal("dtype", "bfloat16", old))
-    assert refusal("dtype", "float32", old) is None
-    assert refusal("dtype", "bfloat16", GPU) is None
-
-
-@pytest.mark.parametrize(
-    ("device", "keys"),
-    [
-        (make_gpu(), {"bf16": True}),
-        (make_cpu(), {"bf16": True}),
-        (make_gpu(supports_bf16=False), {"bf16": False, "fp16": True}),
-        (make_cpu(supports_bf16=False), {"bf16": False}),
-        (make_cpu(kind="mps", supports_bf16=False), {"bf16": False}),
-    ],
-)
-def test_mixed_precision_follows_the_device(device: Any, keys: dict[str, Any]) -> None:
-    assert context_keys(make_context(device=device)) == keys
-
-
-@pytest.mark.parametrize("value", ["adamw_8bit", "paged_adamw_8bit"])
-def test_8bit_optimizers_need_bitsandbytes(value: str) -> None:
-    bare = make_context(packages={})
-    assert "bitsandbytes" in str(refusal("optim", value, bare))
-    assert refusal("optim", value) is None
-    assert refusal("optim", "adafactor", bare) is None
-
-
-def test_paging_has_no_effect_on_a_cpu() -> None:
-    no_effect = registry.get("optim").no_effect
-    assert no_effect
-    assert "no effect on a CPU" in str(no_effect("paged_adamw_8bit", {}, CPU))
-    assert no_effect("paged_adamw_8bit", {}, GPU) is None
-    assert no_effect("adamw_8bit", {}, CPU) is None
-
-
-@pytest.mark.parametrize(
-    ("value", "change"),
-    [("adamw_torch", "nothing"), ("adamw_8bit", "method"), ("adafactor", "method")],
-)
-def test_optimizers_differ_in_what_they_change(value: str, change: str) -> None:
-    assert registry.get("optim").change(value) == change
-
-
 # -- memory --------------------------------------------------------------------------------------
 
 
@@ -451,6 +303,13 @@ def test_every_n_needs_more_layers(value: str, layers: int | None, legal: bool) 
 def test_device_knobs(name: str, kind: str, active: bool) -> None:
     context = make_context(device=make_cpu(kind=kind))
     assert (inactive(name, context) is None) is active
+
+
+def test_what_a_prediction_does_not_model_is_not_searched_on_a_virtual_card() -> None:
+    card = make_context(device=make_gpu(name="virtual:a100-40gb"))
+    assert card.device.is_virtual
+    assert "no effect on what is predicted" in str(inactive("torch_empty_cache_steps", card))
+    assert inactive("torch_empty_cache_steps", make_context(device=make_gpu())) is None
 
 
 def test_device_knobs_write() -> None:

@@ -66,7 +66,7 @@ def test_unknown_pins() -> None:
         ({"lora_r": "x"}, "whole number"),
         ({"lora_r": 0}, "1 to 4096"),
         ({"max_length": None}, "whole number"),
-        ({"dtype": "float16"}, "float32, bfloat16"),
+        ({"dtype": "float8"}, "float32, bfloat16, float16"),
     ],
 )
 def test_values_that_no_pin_can_have(pin: dict[str, Any], message: str) -> None:

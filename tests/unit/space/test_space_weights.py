@@ -48,6 +48,7 @@ def test_unquantised_float32_weights_above_the_budget_are_not_drawn(space: Any) 
         ("full", "float32", 4),
         ("lora", "float32", 4),
         ("full", "bfloat16", 2),
+        ("lora", "float16", 2),
         ("lora_8bit", "float32", 1),
         ("lora_8bit", "bfloat16", 1),
         ("lora_4bit", "float32", 0.5),
@@ -119,7 +120,7 @@ def test_an_error_says_what_would_help(
     with pytest.raises(SpaceError) as caught:
         resolve(context_of(num_parameters), QUICK, **pins)
     for text in named:
-        assert text in str(caught.value)
+        assert text in f"{caught.value.message} {caught.value.hint}"
 
 
 def test_a_remedy_that_the_device_lacks_is_not_named() -> None:
@@ -129,9 +130,43 @@ def test_a_remedy_that_the_device_lacks_is_not_named() -> None:
     assert "bfloat16" not in reason.hint
 
 
-def test_a_device_without_bfloat16_needs_quantised_weights() -> None:
-    old = make_gpu(supports_bf16=False, capability=(7, 5))
-    assert resolve(context_of(device=old), QUICK).values()["adaptation"] == ("lora_4bit",)
+OLD = make_gpu(supports_bf16=False, capability=(7, 5))
+
+
+@pytest.mark.parametrize("space", [FULL, QUICK])
+def test_a_device_without_bfloat16_draws_float16_with_adapters_alone(space: Any) -> None:
+    found = resolve(context_of(1_000_000, device=OLD), space)
+    drawn = {item["dtype"] for item in found.enumerate(5_000) if item["adaptation"] == "full"}
+    assert drawn == {"float32"}
+    assert found.values()["dtype"] == ("float32", "float16")
+    half = differing(found, adaptation="lora", dtype="float16")
+    config = found.config(half)
+    assert (config["dtype"], config["bf16"], config["fp16"]) == ("float16", False, True)
+
+
+def test_without_bfloat16_float16_lets_adapters_fit() -> None:
+    found = resolve(context_of(device=OLD), QUICK)
+    assert found.values()["adaptation"] == ("lora",)
+    assert found.baseline["dtype"] == "float16"
+    removed = {(name, value): reason for name, value, reason in found.removed}
+    assert "adapters in bfloat16" in removed["adaptation", "lora_4bit"]
+    assert "more than the budget" in removed["adaptation", "full"]
+
+
+def test_float16_is_named_where_it_would_help() -> None:
+    reason = excess(context_of(device=OLD), "full", "float32")
+    assert reason is not None
+    assert "adaptation=lora, dtype=float16" in reason.hint
+    reason = excess(context_of(device=OLD), "lora", "float32")
+    assert reason is not None
+    assert "(dtype=float16)" in reason.hint
+
+
+def test_with_bfloat16_nothing_but_the_reason_is_new() -> None:
+    found = resolve(context_of(1_000_000), QUICK)
+    assert found.values()["dtype"] == ("float32", "bfloat16")
+    with pytest.raises(SpaceError, match="supports bfloat16"):
+        resolve(context_of(), QUICK, dtype="float16", adaptation="lora")
 
 
 def test_least_bytes() -> None:

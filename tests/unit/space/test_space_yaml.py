@@ -178,7 +178,7 @@ def test_a_knob_for_another_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         baseline=0.1,
         changes="method",
         help="x",
-        needs=("beta",),
+        needed_keys=("beta",),
     )
     loader.registry.names()
     monkeypatch.setitem(loader.registry._entries, "beta", other)

@@ -48,6 +48,38 @@ def test_the_worst_batch_ends_the_first_the_second_and_the_last_step() -> None:
     assert schedule.worst_batch == (2, 90)
 
 
+def test_the_worst_padded_batch_holds_a_row_to_pad_every_other_time() -> None:
+    """Full rows alone need no attention mask, which takes memory."""
+    lengths = [10, 50, 90, 90, 90, 70, 70]
+
+    def worst(**changes: Any) -> list[list[int]]:
+        schedule = make_plan(lengths, batch_size=3, accumulation=1, **changes)
+        steps = [step[0] for step in steps_of(schedule, 3, 1)]
+        assert schedule.worst_batch == (3, 90)
+        return [[lengths[row] for row in rows] for rows in (steps[0], steps[1], steps[-1])]
+
+    full, padded = [90, 90, 90], [90, 90, 70]
+    assert worst(padded=True) == [padded, full, padded]
+    assert worst() == [full, full, full]
+    predicted = worst(padded=True, num_first_worst=1, representative=True)
+    assert (predicted[0], predicted[-1]) == (full, padded)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "batch_size", "expected"),
+    [
+        ([90, 90, 90], 2, [90, 90]),  # none is shorter
+        ([90, 90, 10], 1, [90]),  # nothing to be padded to
+        ([90, 80, 10], 2, [90, 80]),  # padded as it is
+    ],
+)
+def test_other_worst_batches_are_the_longest_rows(
+    lengths: list[int], batch_size: int, expected: list[int]
+) -> None:
+    found = make_plan(lengths, batch_size=batch_size, accumulation=1, padded=True)
+    assert [lengths[row] for row in found.rows[:batch_size]] == expected
+
+
 def test_without_accumulation_it_is_the_whole_step() -> None:
     steps = steps_of(make_plan(accumulation=1), 2, 1)
     assert steps[0] == steps[1] == steps[-1] == [(1, 4)]

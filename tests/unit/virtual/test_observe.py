@@ -75,6 +75,15 @@ def test_phases(trained, trace) -> None:
     assert kinds == {"backward"}
 
 
+@pytest.mark.parametrize("kind", ["parameters", "buffers", "gradients", "optimizer_states"])
+def test_what_belongs_to_parameters_knows_its_module(trained, trace, kind) -> None:
+    names = {s.module for s in trace.storages if trace.kind_of(s) == kind}
+    parts = [f"blocks.{number}" for number in (0, 1)]
+    if kind != "buffers":
+        parts = [f"{part}.{name}" for part in parts for name in ("up", "down")]
+    assert names == set(parts)
+
+
 def test_storages_know_the_module_that_made_them(trained, trace) -> None:
     names = {s.module for s in trace.storages if s.op == "addmm"}
     assert names == {"blocks.0.up", "blocks.0.down", "blocks.1.up", "blocks.1.down"}

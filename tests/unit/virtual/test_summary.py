@@ -76,22 +76,25 @@ def test_the_largest_groups_join_layers(plain):
             "op": "gelu",
             "module": "model.layers.*.mlp",
             "phase": "forward",
+            "modules": [],
         },
         {
             "bytes": 2048,
             "count": 2,
             "kind": "parameters",
             "op": "empty",
-            "module": "model.layers.*.mlp.up",
+            "module": "",
             "phase": "load",
+            "modules": ["model.layers.*.mlp.up"],
         },
         {
             "bytes": 1024,
             "count": 1,
             "kind": "gradients",
             "op": "mm",
-            "module": "model.layers.*.mlp.up",
+            "module": "",
             "phase": "backward",
+            "modules": ["model.layers.*.mlp.up"],
         },
     ]
 
@@ -156,6 +159,16 @@ def test_the_traces_own_counting_agrees():
     assert summary["at_peak"] == {"temporaries": 5632, "workspaces": 8_519_680}
     assert summary["peak_event"]["op"] == "softmax"
     assert [group["count"] for group in summary["largest"]] == [1, 2]
+
+
+def test_what_belongs_to_parameters_is_one_group_that_names_its_modules():
+    trace = Trace()
+    for module, size in (("b", 512), ("a", 512), ("layers.0.up", 512), ("layers.1.up", 512)):
+        alloc(trace, size, "parameters", op="empty", module=module)
+    alloc(trace, 512, "parameters", op="empty")
+    (group,) = summarise(trace)["largest"]
+    assert (group["count"], group["module"]) == (5, "")
+    assert group["modules"] == ["layers.*.up", "a", "b"]
 
 
 def test_at_most_ten_groups():

@@ -110,3 +110,52 @@ def test_memory_of_the_host_is_apart() -> None:
     assert (trace.host_bytes, trace.allocated_bytes) == (100, 0)
     del made
     assert (trace.host_bytes, trace.host_peak_bytes) == (0, 100)
+
+
+def test_what_left_nothing_can_be_taken_back() -> None:
+    trace = Trace()
+    kept = storage()
+    trace.allocate(kept, 1000, "mm")
+    before = (list(trace.events), trace.allocated_bytes, trace.peak_bytes)
+    again = storage()
+    trace.allocate(again, 5000, "add")
+    trace.reserve(100, "cublas")
+    del again
+    assert trace.take_back(1, 1, before[2])
+    assert (trace.events, trace.allocated_bytes, trace.peak_bytes) == before
+    assert len(trace.storages) == 1
+    del kept
+    assert trace.allocated_bytes == 0
+
+
+def test_what_left_something_stays() -> None:
+    trace = Trace()
+    kept, freed = storage(), storage()
+    trace.allocate(freed, 1000, "mm")
+    trace.allocate(kept, 1000, "mm")
+    assert not trace.take_back(1, 1, 1024)
+    assert len(trace.events) == 2
+    del freed
+    assert not trace.take_back(2, 2, 2048), "an older one was freed"
+    assert len(trace.events) == 3
+
+
+def test_storages_written_anew_end_with_their_tensors() -> None:
+    trace = Trace()
+    first, second = storage(), storage()
+    trace.allocate(first, 1000, "mm")
+    trace.allocate(second, 2000, "add")
+    entries = trace.storages[:]
+    trace.renumber(lambda number: 1 - number)
+    trace.storages.clear()
+    trace.events.clear()
+    trace.allocated_bytes = trace.peak_bytes = 0
+    for index, entry in enumerate(reversed(entries)):
+        entry.index = index
+        trace.begin_again(entry)
+    del second
+    assert trace.events == [(ALLOC, 0), (ALLOC, 1), (FREE, 0)]
+    assert trace.allocated_bytes == 1024
+    assert trace.peak_bytes == 3072
+    del first
+    assert trace.allocated_bytes == 0

@@ -11,6 +11,7 @@ from autotune.devices.base import OomSignature
 from autotune.errors import PrerequisiteError, UsageError
 from autotune.probe.result import Outcome
 from autotune.trainers.base import DivergedError
+from autotune.virtual.errors import NoKernel, NotOnCard, NotVirtual
 from autotune.worker.classify import classify, classify_text
 
 CUDA = (
@@ -185,3 +186,11 @@ def test_a_device_may_know_more_last_words() -> None:
     text = "xpu runtime: HBM exhausted"
     outcome = classify_text(text, device_kind="cpu", has_budget=True, signatures=(signature,))
     assert outcome is Outcome.DEVICE_OOM
+
+
+@pytest.mark.parametrize(
+    "error", [NotOnCard("needs more"), NoKernel("no kernel"), NotVirtual("it", "of data")], ids=str
+)
+def test_what_a_pretended_card_cannot_do_is_a_refusal_in_every_phase(error: Exception) -> None:
+    for phase in ("load", "first_step", "eval"):
+        assert classify(error, device_kind="virtual", phase=phase) is Outcome.UNSUPPORTED

@@ -1,0 +1,59 @@
+"""Who refused a configuration that was predicted, and what to do about it."""
+
+from __future__ import annotations
+
+import re
+
+from autotune.probe.result import Outcome, ProbeResult
+
+_NOT_VIRTUAL = "NotVirtual"
+_NOT_ON_CARD = "NotOnCard"
+_MISSING = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
+_HALF_GRADIENTS = "unscale FP16 gradients"
+"""Part of what PyTorch's scaler says, which names no key of a file."""
+_NAME = re.compile(r"^\w+(Error|Exception): ")
+
+
+def is_refusal(result: ProbeResult) -> bool:
+    """Return whether the run would be refused on the card, too, and not only here without it."""
+    only_here = (_NOT_VIRTUAL, *_MISSING)
+    return result.outcome is Outcome.UNSUPPORTED and result.error_type not in only_here
+
+
+def reason(result: ProbeResult) -> str:
+    """Return why a probe did not end well; of a refusal without the name of an exception."""
+    return _NAME.sub("", result.detail) if _is_unsupported(result) else result.detail
+
+
+def hint(result: ProbeResult, file: str) -> str:
+    """Return what to do about a probe without a prediction; empty if there is nothing to add.
+
+    Args:
+        result: How it ended.
+        file: The name of the configuration.
+    """
+    if result.outcome is Outcome.HOST_OOM:
+        return "A prediction takes memory of this machine: end other work on it."
+    if result.outcome is Outcome.TIMEOUT:
+        return "Give it longer with --probe-timeout."
+    if not _is_unsupported(result):
+        return ""
+    if result.error_type == _NOT_VIRTUAL:
+        return (
+            f"No other card would help: take it out of {file} to predict the rest, or measure it"
+            " on a card."
+        )
+    if result.error_type == _NOT_ON_CARD:
+        return f"The card lacks it: choose another card, or change {file}."
+    if result.error_type in _MISSING:
+        return (
+            "A package is missing on this machine; the card has no part in it. Install it here, or"
+            f" take what needs it out of {file}."
+        )
+    if _HALF_GRADIENTS in result.detail:
+        return f"fp16: true trains float32 weights: set dtype: float32 in {file}."
+    return f"Change it in {file}."
+
+
+def _is_unsupported(result: ProbeResult) -> bool:
+    return result.outcome is Outcome.UNSUPPORTED

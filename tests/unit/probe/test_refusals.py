@@ -1,0 +1,53 @@
+"""What is said of a probe that was refused, by who refused it."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.probe import refusals
+from autotune.probe.result import Outcome, ProbeResult
+from autotune.virtual.errors import NoKernel, NotOnCard, NotVirtual
+
+
+def ended(error_type: str | None, outcome: Outcome = Outcome.UNSUPPORTED) -> ProbeResult:
+    detail = f"{error_type}: liger-kernel is not available"
+    return ProbeResult(probe_id="0", outcome=outcome, error_type=error_type, detail=detail)
+
+
+@pytest.mark.parametrize(
+    ("error_type", "is_refusal", "hint"),
+    [
+        (NotVirtual.__qualname__, False, "No other card would help"),
+        (NotOnCard.__qualname__, True, "choose another card, or change my.yaml"),
+        (NoKernel.__qualname__, True, "Change it in my.yaml."),
+        ("ValueError", True, "Change it in my.yaml."),
+        (None, True, "Change it in my.yaml."),
+        ("ImportError", False, "A package is missing on this machine"),
+        ("PackageNotFoundError", False, "A package is missing on this machine"),
+    ],
+)
+def test_who_refuses_is_told_apart(error_type: str | None, is_refusal: bool, hint: str) -> None:
+    result = ended(error_type)
+    assert refusals.is_refusal(result) is is_refusal
+    assert hint in refusals.hint(result, "my.yaml")
+
+
+def test_the_name_of_an_exception_is_kept_only_where_it_says_something() -> None:
+    assert refusals.reason(ended("ImportError")) == "liger-kernel is not available"
+    crash = ended("KeyError", Outcome.CRASHED)
+    assert refusals.reason(crash).startswith("KeyError: ")
+    assert refusals.hint(crash, "my.yaml") == ""
+    assert not refusals.is_refusal(crash)
+
+
+def test_memory_and_time_have_hints_of_their_own() -> None:
+    assert "end other work" in refusals.hint(ended(None, Outcome.HOST_OOM), "my.yaml")
+    assert "--probe-timeout" in refusals.hint(ended(None, Outcome.TIMEOUT), "my.yaml")
+
+
+def test_what_pytorch_says_of_half_gradients_is_put_in_keys() -> None:
+    detail = "ValueError: Attempting to unscale FP16 gradients."
+    result = ProbeResult(
+        probe_id="0", outcome=Outcome.UNSUPPORTED, error_type="ValueError", detail=detail
+    )
+    assert "dtype: float32 in my.yaml" in refusals.hint(result, "my.yaml")
