@@ -82,7 +82,11 @@ def with_random_weights(
     if quantization_config is not None:
         kwargs["quantization_config"] = quantization_config
         weights = _made_up_checkpoint(config, kwargs.get("dtype"), trust_remote_code=trust)
-    model: PreTrainedModel = _from_pretrained(config, weights, kwargs)
+    kind = architecture(config)
+    if kind is AutoModelForCausalLM:
+        # Without a path it does not find the class; it does for a model without weights.
+        kind = type(on_meta(config, trust_remote_code=trust))
+    model = _from_pretrained(kind, config, weights, kwargs)
     # Lost when no path is given; TRL finds the tokenizer by it.
     model.config._name_or_path = name
     return model
@@ -107,15 +111,19 @@ def _check_stored(config: PretrainedConfig) -> None:
 
 
 def _from_pretrained(
-    config: PretrainedConfig, weights: Mapping[str, Any], kwargs: Mapping[str, Any]
+    kind: type[PreTrainedModel],
+    config: PretrainedConfig,
+    weights: Mapping[str, Any],
+    kwargs: Mapping[str, Any],
 ) -> PreTrainedModel:
     verbosity = transformers.logging.get_verbosity()
     # Its report would name every weight as missing, which is the point.
     transformers.logging.set_verbosity_error()
     try:
-        return architecture(config).from_pretrained(
+        found: PreTrainedModel = kind.from_pretrained(
             None, config=config, state_dict=dict(weights), **kwargs
         )
+        return found
     finally:
         transformers.logging.set_verbosity(verbosity)
 
