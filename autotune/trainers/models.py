@@ -79,6 +79,8 @@ def with_random_weights(
     kwargs = dict(model_init_kwargs)
     trust = bool(kwargs.get("trust_remote_code"))
     config = load_config(name, revision=kwargs.pop("revision", None), trust_remote_code=trust)
+    if scores:
+        config.num_labels = 1
     _check_stored(config)
     dtype = kwargs.get("dtype", "float32")
     if isinstance(dtype, str) and dtype != "auto":
@@ -93,9 +95,13 @@ def with_random_weights(
     weights: dict[str, _RandomWeight] = {}
     if quantization_config is not None:
         kwargs["quantization_config"] = quantization_config
-        weights = _made_up_checkpoint(config, kwargs.get("dtype"), trust_remote_code=trust)
-    found = AutoModelForSequenceClassification if scores else architecture(config)
-    model: PreTrainedModel = _from_pretrained(found, config, weights, kwargs)
+        shell = on_meta(config, trust_remote_code=trust, scores=scores)
+        weights = _made_up_checkpoint(shell, config, kwargs.get("dtype"))
+    kind = AutoModelForSequenceClassification if scores else architecture(config)
+    if kind in _FINDERS:
+        # Without a path it does not find the class; it does for a model without weights.
+        kind = type(on_meta(config, trust_remote_code=trust, scores=scores))
+    model = _from_pretrained(kind, config, weights, kwargs)
     # Lost when no path is given; TRL finds the tokenizer by it.
     model.config._name_or_path = name
     return model
@@ -120,22 +126,27 @@ def _check_stored(config: PretrainedConfig) -> None:
 
 
 def _from_pretrained(
-    kind: Any, config: PretrainedConfig, weights: Mapping[str, Any], kwargs: Mapping[str, Any]
+    kind: type[PreTrainedModel],
+    config: PretrainedConfig,
+    weights: Mapping[str, Any],
+    kwargs: Mapping[str, Any],
 ) -> PreTrainedModel:
     verbosity = transformers.logging.get_verbosity()
     # Its report would name every weight as missing, which is the point.
     transformers.logging.set_verbosity_error()
     try:
-        return kind.from_pretrained(None, config=config, state_dict=dict(weights), **kwargs)
+        found: PreTrainedModel = kind.from_pretrained(
+            None, config=config, state_dict=dict(weights), **kwargs
+        )
+        return found
     finally:
         transformers.logging.set_verbosity(verbosity)
 
 
 def _made_up_checkpoint(
-    config: PretrainedConfig, dtype: object, *, trust_remote_code: bool
+    shell: PreTrainedModel, config: PretrainedConfig, dtype: object
 ) -> dict[str, _RandomWeight]:
     std = float(getattr(config, "initializer_range", 0.02) or 0.02)
-    shell = on_meta(config, trust_remote_code=trust_remote_code)
     linear = {
         f"{path}.weight"
         for path, module in shell.named_modules()
@@ -152,10 +163,22 @@ def _made_up_checkpoint(
     }
 
 
-def on_meta(config: PretrainedConfig, *, trust_remote_code: bool) -> PreTrainedModel:
-    """Return the model without any memory behind its parameters: shapes only."""
-    found = architecture(config)
+_FINDERS = (AutoModelForCausalLM, AutoModelForSequenceClassification)
+"""What finds a model's class instead of being one."""
+
+
+def on_meta(
+    config: PretrainedConfig, *, trust_remote_code: bool, scores: bool = False
+) -> PreTrainedModel:
+    """Return the model without any memory behind its parameters: shapes only.
+
+    Args:
+        config: Of the model.
+        trust_remote_code: Whether code of its repository may run.
+        scores: As for :func:`with_random_weights`.
+    """
+    found = AutoModelForSequenceClassification if scores else architecture(config)
     with torch.device("meta"):
-        if found is AutoModelForCausalLM:
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        if found in _FINDERS:
+            return found.from_config(config, trust_remote_code=trust_remote_code)  # type: ignore[no-any-return]
         return found(config)

@@ -39,9 +39,7 @@ class RewardAdapter(raw.RawRowsAdapter):
         self, name: str, model_init_kwargs: Mapping[str, Any], quantization: object | None
     ) -> Any:
         """Return the model with a head that gives one score, as TRL loads it."""
-        return models.with_random_weights(
-            name, {**model_init_kwargs, "num_labels": 1}, quantization, scores=True
-        )
+        return models.with_random_weights(name, model_init_kwargs, quantization, scores=True)
 
     def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Tokenise the pairs to know their lengths; keep the pairs as they are.

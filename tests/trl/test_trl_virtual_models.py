@@ -59,6 +59,49 @@ def test_a_dense_model_comes_without(
     assert "experts" not in " ".join(found.notes)
 
 
+OWN_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+
+
+class OwnConfig(LlamaConfig):
+    model_type = "own"
+
+
+class OwnForCausalLM(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+@pytest.mark.parametrize("quantised", [False, True])
+@pytest.mark.parametrize("kind", ["another name", "own code"])
+def test_a_class_that_transformers_does_not_name_is_found_as_trl_finds_it(
+    virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path, kind: str, quantised: bool
+) -> None:
+    config = json.loads((Path(made["model"]) / "config.json").read_text())
+    is_own = kind == "own code"
+    if is_own:
+        config |= {"model_type": "own", "architectures": ["OwnForCausalLM"]}
+        config["auto_map"] = {
+            "AutoConfig": "own.OwnConfig",
+            "AutoModelForCausalLM": "own.OwnForCausalLM",
+        }
+    else:
+        config["architectures"] = ["LLaMAForCausalLM"]
+    model = folder_with(config, made["model"], tmp_path / "model")
+    if is_own:
+        (tmp_path / "model" / "own.py").write_text(OWN_CODE)
+    keys: dict[str, Any] = {"per_device_train_batch_size": 2}
+    if quantised:
+        keys |= {"use_peft": True, "load_in_4bit": True, "lora_target_modules": "all-linear"}
+    keys["model_name_or_path"] = made["model"]
+    (usual,) = predicted(virtual, tmp_path / "usual.yaml", keys, assume_length=64).cards
+    keys |= {"model_name_or_path": model, "trust_remote_code": is_own}
+    trusted = {"trust_remote_code": is_own}
+    (found,) = predicted(virtual, tmp_path / "m.yaml", keys, assume_length=64, **trusted).cards
+    assert found.fits, found.verdict()
+    assert found.used_bytes == usual.used_bytes
+
+
 def test_weights_stored_in_a_cards_own_format_are_not_predicted_as_others(
     virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
 ) -> None:
