@@ -180,5 +180,5 @@ def on_meta(
     found = AutoModelForSequenceClassification if scores else architecture(config)
     with torch.device("meta"):
         if found in _FINDERS:
-            return found.from_config(config, trust_remote_code=trust_remote_code)  # type: ignore[no-any-return]
+            return found.from_config(config, trust_remote_code=trust_remote_code)
         return found(config)
