@@ -81,10 +81,14 @@ def options_of(command: Any) -> set[str]:
     return {name for param in command.params for name in param.opts} | {"--help", "-h"}
 
 
-def test_the_data_set_is_the_generators_output(tmp_path: Path) -> None:
-    demo.write_data(tmp_path / "chat.jsonl")
-    kept = EXAMPLES / "data" / "chat_long_tail.jsonl"
-    assert kept.read_bytes() == (tmp_path / "chat.jsonl").read_bytes()
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("chat", "chat_long_tail"), ("preference", "preference"), ("unpaired", "unpaired")],
+)
+def test_the_data_sets_are_the_generators_output(kind: str, name: str, tmp_path: Path) -> None:
+    demo.write_data(tmp_path / "made.jsonl", kind)
+    kept = EXAMPLES / "data" / f"{name}.jsonl"
+    assert kept.read_bytes() == (tmp_path / "made.jsonl").read_bytes()
 
 
 def test_the_space_loads() -> None:
