@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 import itertools
+import random
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from autotune.virtual import kernels, sections
@@ -27,6 +29,7 @@ class Before:
         self.sums = dict(trace.sums)
         session = current()
         self.has_workspace = set() if session is None else set(session.has_workspace)
+        self._random = torch.get_rng_state(), random.getstate(), np.random.get_state()
 
     def take_back(self, made: Sequence[torch.nn.Parameter]) -> None:
         """Undo what was done since.
@@ -35,6 +38,10 @@ class Before:
             made: Those whose gradients go.
         """
         trace, mark = self.trace, self.mark
+        # A model with LayerDrop draws which layers run: the same ones again.
+        torch.set_rng_state(self._random[0])
+        random.setstate(self._random[1])
+        np.random.set_state(self._random[2])
         for parameter in made:
             parameter.grad = None
         gc.collect()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from autotune.virtual.sections import NUM_INNER, Mark
+from autotune.virtual.sections import NUM_INNER, Mark, UnevenError
 from autotune.virtual.trace import Trace
 
 
@@ -30,9 +30,10 @@ class Marked(torch.nn.Module):  # type: ignore[misc]
         """Run the layer; its result is a tensor (B, L, D), or a tuple that begins with it."""
         self.marks.before_first()
         result = self.layer(*args, **kwargs)
-        self.marks.after_forward()
-        hidden = result if isinstance(result, torch.Tensor) else result[0]
-        if hidden.requires_grad:
+        self.marks.after_forward(self.layer)
+        hidden = result[0] if isinstance(result, tuple) and result else result
+        # Without a mark in the backward pass, the layer can't be told from the next one.
+        if isinstance(hidden, torch.Tensor) and hidden.requires_grad:
             # Called when its whole gradient is there: all later layers are done.
             hidden.register_hook(self.marks.before_backward)
         return result
@@ -62,6 +63,16 @@ class Layers(torch.nn.ModuleList):  # type: ignore[misc]
         return iter(self._few)
 
     def __getitem__(self, index: Any) -> Any:
+        """Return a layer, or all.
+
+        Raises:
+            UnevenError: If a part of them is asked for: which layers it has hangs on their number.
+        """
+        if isinstance(index, slice):
+            num_all = len(self._modules)
+            if range(*index.indices(num_all)) != range(num_all):
+                raise UnevenError
+            return list(self._few)
         return self._few[index]
 
 
@@ -71,9 +82,11 @@ class Marks:
     Attributes:
         forward: One before the first layer's forward pass, and one after each layer's.
         backward: One before each layer's backward pass, from the last layer to the first.
+        called: The layers, as often as they were called, in order.
     """
 
     def __init__(self, trace: Trace) -> None:
+        self.called: list[torch.nn.Module] = []
         self._trace = trace
         self.forward: list[Mark] = []
         self.backward: list[Mark] = []
@@ -83,8 +96,9 @@ class Marks:
         if not self.forward:
             self.forward.append(self._mark())
 
-    def after_forward(self) -> None:
+    def after_forward(self, layer: torch.nn.Module) -> None:
         """Take a mark after a layer's forward pass."""
+        self.called.append(layer)
         self.forward.append(self._mark())
 
     def before_backward(self, grad: torch.Tensor) -> None:
@@ -118,29 +132,3 @@ def find_layers(model: torch.nn.Module) -> tuple[torch.nn.Module, str] | None:
             elif len(child) > NUM_INNER and len({type(item) for item in child}) == 1:
                 found.append((module, name))
     return found[0] if len(found) == 1 else None
-
-
-def traits(layer: torch.nn.Module) -> list[tuple[Any, ...]]:
-    """Return what a layer is made of: modules, plain attributes, parameters, buffers and hooks."""
-    found: list[tuple[Any, ...]] = []
-    for name, module in layer.named_modules():
-        hooks = len(module._forward_hooks), len(module._forward_pre_hooks)
-        found.append((name, type(module), hooks))
-        found += [item for item in vars(module).items() if isinstance(item[1], _PLAIN)]
-        for key, value in (*module._parameters.items(), *module._buffers.items()):
-            if value is not None:
-                found.append((key, value.shape, value.dtype, value.requires_grad))
-    return found
-
-
-_PLAIN = (bool, int, float, str, type(None))
-
-
-def are_alike(
-    one: Sequence[tuple[Any, ...]], a: int, other: Sequence[tuple[Any, ...]], b: int
-) -> bool:
-    """Whether traits are the same, but for those that say which layer it is: ``a`` or ``b``."""
-    return len(one) == len(other) and all(
-        x == y or (x[0] == y[0] and x[1:] == (a,) and y[1:] == (b,))
-        for x, y in zip(one, other, strict=True)
-    )

@@ -114,6 +114,18 @@ class Start:
         trace.host_peak_bytes = max(trace.host_peak_bytes, self._host_peak_bytes)
         trace.sums = {}
 
+    def can_repeat(self) -> bool:
+        """Whether what has been done since would be done again.
+
+        It would if no number was drawn, and nothing is left on the host.
+        """
+        trace = self._trace
+        return (
+            all(action in (ALLOC, FREE) for action, _ in trace.events[self._first_event :])
+            and trace.host_bytes == self._host_bytes
+            and _random_states() == self._random
+        )
+
     def recording(self, result: Any, before: Left) -> Recording | None:
         """Return what has been done since; None if it is nothing that could be copied.
 
@@ -122,8 +134,10 @@ class Start:
             before: What the micro-batch before it left to be freed.
         """
         trace, parameters = self._trace, self._parameters
+        if not self.can_repeat():
+            return None
         events = range(self._first_event, len(trace.events))
-        actions = [trace.events[index] for index in events]
+        actions = trace.events[self._first_event :]
         allocated = [number for action, number in actions if action == ALLOC]
         freed = {number for action, number in actions if action == FREE}
         loss = trace.number_of(result) if isinstance(result, torch.Tensor) else None
@@ -137,9 +151,6 @@ class Start:
             or not stays.issuperset(made)
             or len({loss, *made}) != len(made) + 1
             or (self._accumulates and after != self._before)
-            or any(action not in (ALLOC, FREE) for action, _ in actions)
-            or trace.host_bytes != self._host_bytes
-            or _random_states() != self._random
         ):
             return None
         left = stays - {loss, *made}

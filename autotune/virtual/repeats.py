@@ -101,11 +101,11 @@ class Repeats:
         assert self.depth is not None
         start = Start(self._trace, parameters)
         try:
-            few = self.depth.run_few(run, accumulates=accumulates)
+            few = self.depth.run_few(run, start.can_repeat, accumulates=accumulates)
             if few is None:
                 start.end()
                 start = Start(self._trace, parameters)
-            result = self.depth.run_all(run) if few is None else few[0]
+            result = self.depth.run_all(run, accumulates=accumulates) if few is None else few[0]
             recording = start.recording(result, self._left)
         finally:
             start.end()
