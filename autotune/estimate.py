@@ -24,6 +24,7 @@ from autotune.report.estimated import CardEstimate, Estimate
 from autotune.runfolder import RunFolder
 from autotune.space.context import DataProfile, ModelFacts
 from autotune.trainers.base import registry as trainers
+from autotune.units import counted
 from autotune.virtual import cards
 
 TIMELINE_POINTS = 240
@@ -129,6 +130,7 @@ class Estimator:
             notes=(
                 *self._notes,
                 *self._assumptions(data),
+                *data.notices(),
                 *self._beyond_positions(data, model),
                 *model.notices(predicted=True),
                 *_on_peaks(self._config, found),
@@ -247,9 +249,8 @@ class Estimator:
     def _data_line(self, data: DataProfile) -> str:
         if self._assume_length is not None:
             return f"Assumed rows of {self._assume_length:,} tokens, all with loss"
-        return (
-            f"Data: {data.num_rows:,} rows, {data.num_tokens:,} tokens, longest {data.longest:,}"
-        )
+        rows = counted(data.num_rows, "row")
+        return f"Data: {rows}, {data.num_tokens:,} tokens, longest {data.longest:,}"
 
     def _assumptions(self, data: DataProfile) -> list[str]:
         found = []
@@ -267,7 +268,9 @@ class Estimator:
         if not sources.may_hold_weights(name):
             found.append(f"{sources.no_weights(name)} The prediction needs none, but trl does.")
         if data.num_empty_rows:
-            found.append(f"{data.num_empty_rows:,} empty rows are left out; trl fails on them.")
+            found.append(
+                f"{counted(data.num_empty_rows, 'empty row')} left out; trl fails on such rows."
+            )
         return found
 
     def _beyond_positions(self, data: DataProfile, model: ModelFacts) -> list[str]:

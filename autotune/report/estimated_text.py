@@ -12,7 +12,7 @@ from autotune.probe.result import Measurement, Outcome, phase_name
 from autotune.report.cells import gib, percent
 from autotune.report.estimated import CardEstimate, Estimate
 from autotune.report.makeup import BUDGET_MEANS, makeup_table, timeline_picture
-from autotune.units import format_duration, format_gib, format_rate
+from autotune.units import counted, format_duration, format_gib, format_rate
 
 TITLE = "Predicted, not measured"
 
@@ -98,14 +98,13 @@ def _figures(card: CardEstimate, pooled: Measurement) -> list[tuple[str, str]]:
             (
                 "step time",
                 f"{format_duration(time.median)} predicted, {off}, of"
-                f" {pooled.accumulation_steps} micro-batches",
+                f" {counted(pooled.accumulation_steps, 'micro-batch')}",
             ),
             ("padding", f"{percent(pooled.padding_share)} of the tokens computed"),
         ]
     if pooled.worst_batch is not None:
         num_rows, length = pooled.worst_batch
-        plural = "" if num_rows == 1 else "s"
-        rows.append(("worst batch", f"{num_rows:,} row{plural} of {length:,} tokens"))
+        rows.append(("worst batch", f"{counted(num_rows, 'row')} of {length:,} tokens"))
     if pooled.num_alloc_retries:
         edge = f"the allocator gives its cache back {pooled.num_alloc_retries} times to go on"
         rows.append(("on the edge", edge))

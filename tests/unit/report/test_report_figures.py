@@ -21,7 +21,6 @@ from autotune.report.terminal import render_text
 from autotune.units import GIB, format_duration, format_rate
 
 
-
 def table(report: Report) -> dict[int, dict[str, str]]:
     """Return the figures in the text, by trial and column."""
     lines = render_text(report, width=200, plot=False).splitlines()
@@ -112,7 +111,9 @@ def test_only_trials_that_ran_have_figures_and_nothing_feasible_has_no_picks():
 
 
 def test_a_single_step_has_no_spread():
-    data = make_report([make_trial(0, results=(make_result(make_measurement((1000.0,))),))]).to_dict()
+    data = make_report(
+        [make_trial(0, results=(make_result(make_measurement((1000.0,))),))]
+    ).to_dict()
     assert data["trials"][0]["figures"]["tokens_per_s"] == {
         "median": pytest.approx(1000.0),
         "low": None,
