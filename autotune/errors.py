@@ -27,10 +27,15 @@ _ARGUMENTS = {
     "pin": "pins",
     "probe-timeout": "probe_timeout_s",
     "resume": "resume=True",
+    "revision": "revision",
     "run-dir": "run_dir",
     "sampler": "sampler",
+    "seed": "seed",
+    "space": "space",
     "split": "split",
     "study": "study",
+    "time-budget": "Budget(wall_time_s=...)",
+    "trainer": "trainer",
     "trials": "Budget(trials=...)",
     "trust-remote-code": "trust_remote_code=True",
     "weights": "weights",
@@ -40,7 +45,9 @@ _ARGUMENTS = {
 # Whole commands, between backticks, are typed in a shell from wherever they are read.
 _OPTION = re.compile(
     r"`[^`]*`|--pin (?P<knob>\w+)=(?P<setting>[\w.-]*\w)"
-    r"|--(?P<option>(?=device |weights )\w+) (?P<value>cpu|cuda|random|real)\b"
+    r"|--pin (?P<named>\w+)(?=:)"
+    r"|--(?P<option>(?=device |weights )\w+) '?(?P<value>cpu|cuda|random|real"
+    r"|(?<=')virtual:[^']+(?=')|virtual:[\w.-]*\w)\b'?"
     r"|--(?P<bare>[a-z-]*[a-z])"
 )
 
@@ -65,27 +72,34 @@ class AutotuneError(Exception):
         return _rebuild, (type(self), self.message, self.hint)
 
     @property
+    def python_message(self) -> str:
+        """Return the message with the arguments of :class:`autotune.Tuner` in place of options."""
+        return _OPTION.sub(_as_argument, self.message)
+
+    @property
     def python_hint(self) -> str:
         """Return the hint with the arguments of :class:`autotune.Tuner` in place of options."""
         return _OPTION.sub(_as_argument, self.hint)
 
     def __str__(self) -> str:
         """Return the message and, after it, the hint, as a script's traceback shows them."""
-        return f"{self.message} {self.python_hint}".strip()
+        return f"{self.python_message} {self.python_hint}".strip()
 
 
 def _as_argument(match: re.Match[str]) -> str:
-    """Return the Python argument for an option that was found in a hint."""
+    """Return the Python argument for an option that was found in a text."""
     option, value = match["option"] or match["bare"], match["value"]
     if match["knob"]:
         return f'pins={{"{match["knob"]}": "{match["setting"]}"}}'
+    if match["named"]:
+        return f'pins["{match["named"]}"]'
     if option not in _ARGUMENTS:
         return match[0]
     argument = _ARGUMENTS[option]
     if value is None:
         return argument
     given = f'{argument}="{value}"'
-    if option == "device":
+    if option == "device" and not value.startswith("virtual:"):
         # The tuner's own device does not count where it is given an executor.
         given += f' (with an executor of your own, its devices=("{value}",))'
     return given

@@ -129,8 +129,13 @@ def test_a_number_beyond_all_measure_is_refused(parse: Any) -> None:
 
 @pytest.mark.parametrize(
     ("count", "noun", "text"),
-    [(1, "row", "1 row"), (0, "row", "0 rows"), (1200, "row", "1,200 rows")]
-    + [(1, "micro-batch", "1 micro-batch"), (2, "micro-batch", "2 micro-batches")],
+    [
+        (1, "row", "1 row"),
+        (0, "row", "0 rows"),
+        (1200, "row", "1,200 rows"),
+        (1, "micro-batch", "1 micro-batch"),
+        (2, "micro-batch", "2 micro-batches"),
+    ],
 )
 def test_a_count_has_its_noun_in_the_right_number(count: int, noun: str, text: str) -> None:
     assert units.counted(count, noun) == text

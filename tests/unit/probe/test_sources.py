@@ -200,7 +200,7 @@ def test_a_name_that_cannot_be_looked_up_is_an_error_of_ours(name: str) -> None:
 
 def test_a_revision_of_a_local_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UsageError, match="--revision has no effect"):
+    with pytest.raises(UsageError, match="revision has no effect"):
         model_keys(str(tmp_path), revision="main")
 
 
@@ -210,7 +210,7 @@ def test_a_configuration_of_local_rows_is_refused(tmp_path: Path) -> None:
     saved.mkdir()
     (saved / "state.json").write_text('{"_data_files": []}')
     for path in (file, saved):
-        with pytest.raises(UsageError, match="--dataset-config has no effect"):
+        with pytest.raises(UsageError, match="dataset_config has no effect"):
             dataset_keys(str(path), config_name="main")
 
 
