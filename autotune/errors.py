@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self, TypeVar
 
 NUM_CLOSE = 3
 MAX_LISTED = 20
@@ -52,6 +52,9 @@ _OPTION = re.compile(
 )
 
 
+E = TypeVar("E", bound="AutotuneError")
+
+
 class AutotuneError(Exception):
     """Base of all errors of this package.
 
@@ -70,6 +73,10 @@ class AutotuneError(Exception):
     def __reduce__(self) -> tuple[object, ...]:
         # Exception's own __reduce__ drops keyword arguments; errors cross process borders.
         return _rebuild, (type(self), self.message, self.hint)
+
+    def at(self, place: str) -> Self:
+        """Return the same error with the place that it is about before its message."""
+        return _rebuild(type(self), f"{place}: {self.message}", self.hint)
 
     @property
     def python_message(self) -> str:
@@ -105,7 +112,7 @@ def _as_argument(match: re.Match[str]) -> str:
     return given
 
 
-def _rebuild(cls: type[AutotuneError], message: str, hint: str) -> AutotuneError:
+def _rebuild(cls: type[E], message: str, hint: str) -> E:
     error = cls.__new__(cls)
     AutotuneError.__init__(error, message, hint=hint)
     return error
@@ -131,6 +138,7 @@ class UnknownNameError(UsageError):
         where: Where the name was read, such as ``"my.yaml, line 7"``.
         listing: Sentence that says where all of them are listed; empty if nowhere.
         hint: What to do, where near names would be of no help, as among numbers.
+        num_known: How many things the names stand for, where some have several.
     """
 
     def __init__(
@@ -142,16 +150,17 @@ class UnknownNameError(UsageError):
         where: str = "",
         listing: str = "",
         hint: str = "",
+        num_known: int | None = None,
     ) -> None:
         names = sorted(set(known))
         place = f"{where}: " if where else ""
         if not hint:
-            hint = _nearest(name, names)
+            hint = _nearest(name, names, len(names) if num_known is None else num_known)
             hint = f"{hint} {listing}".rstrip() if len(names) > MAX_LISTED else hint
         super().__init__(f"{place}unknown {kind} {name!r}.", hint=hint)
 
 
-def _nearest(name: str, names: Sequence[str]) -> str:
+def _nearest(name: str, names: Sequence[str], num_known: int) -> str:
     close = difflib.get_close_matches(name, names, n=NUM_CLOSE, cutoff=0.5)
     if close:
         return f"Did you mean {' or '.join(repr(item) for item in close)}?"
@@ -159,7 +168,7 @@ def _nearest(name: str, names: Sequence[str]) -> str:
         return f"Known: {', '.join(names)}." if names else "None is known."
     # Not close, but better than none: a list of hundreds hides what matters.
     near = difflib.get_close_matches(name, names, n=NUM_CLOSE, cutoff=0.0)
-    return f"Nearest of {len(names)} known: {', '.join(near)}."
+    return f"Nearest of {num_known} known: {', '.join(near)}."
 
 
 class PrerequisiteError(AutotuneError):

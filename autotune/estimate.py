@@ -151,6 +151,10 @@ class Estimator:
         finally:
             executor.shutdown()
 
+    @property
+    def _places(self) -> dict[str, str]:
+        return {key: self._file.place(key) for key in self._config}
+
     def _prepare(self, folder: RunFolder, executor: Executor) -> dict[str, Any]:
         length, trl = self._assume_length, trl_config
         max_length = trl.number(self._config, "max_length", trl.TRL_MAX_LENGTH)
@@ -167,10 +171,11 @@ class Estimator:
             task["assume"] = {"length": length, "count": count}
         try:
             return prepare(task, folder, executor, process_env=self._env)
-        except UnknownNameError:
-            raise
+        except UnknownNameError as error:
+            raise refusals.at_its_line(error, self._places) from error
         except (UsageError, PrerequisiteError) as error:
-            raise _of_a_file(error, self._file.path) from error
+            told = _of_a_file(error, self._file.path)
+            raise refusals.at_its_line(told, self._places) from error
 
     def _probe_all(
         self, folder: RunFolder, executor: Executor, shared: _Prepared

@@ -12,7 +12,7 @@ from autotune.devices import host
 from autotune.devices.base import check_name as check_device_name
 from autotune.errors import UsageError
 from autotune.executors.base import Executor
-from autotune.probe import sources, trust
+from autotune.probe import refusals, sources, trust
 from autotune.runfolder import RunFolder
 from autotune.space.context import Context, DataProfile, DeviceInfo, ModelFacts
 from autotune.space.domains import Quantiles
@@ -395,7 +395,10 @@ def _prepare(
         "trust_remote_code": request.trust_remote_code,
         "weights": request.weights,
     }
-    return prepare(task, folder, executor, process_env=host.process_env(request.device))
+    try:
+        return prepare(task, folder, executor, process_env=host.process_env(request.device))
+    except UsageError as error:
+        raise refusals.at_its_line(error, request.space.places) from error
 
 
 def prepare(

@@ -30,12 +30,19 @@ def render(estimate: Estimate, width: int) -> Text:
         text.append_text(_table(cards, width))
     for note in estimate.notes:
         text.append("\n" + _wrap(f"note: {note}", width, hang=6))
+    if not _has_figures(estimate):
+        return text
     trust = prediction.trust(*(card.label for card in cards))
     return text.append("\n\n" + _wrap(trust, width), "dim")
 
 
+def _has_figures(estimate: Estimate) -> bool:
+    """Whether any card got as far as to have figures; what is refused trains on nothing."""
+    return any(card.measurement or card.outcome is Outcome.DEVICE_OOM for card in estimate.cards)
+
+
 def _data_line(estimate: Estimate) -> str:
-    if estimate.coverage is None:
+    if estimate.coverage is None or not _has_figures(estimate):
         return f"{estimate.data}."
     return f"{estimate.data}; trains on {percent(estimate.coverage)} of the tokens with loss."
 

@@ -33,6 +33,11 @@ def pick_notes(report: Report) -> list[str]:
             "No member of the Pareto set has a higher median rate than the baseline, so that"
             f" [fastest] is the baseline, trial {fastest.number}."
         )
+    elif fastest.number == report.baseline_number:
+        notes.append(
+            f"[fastest] is the baseline, trial {fastest.number}: no other member of the Pareto set"
+            " has a higher median rate."
+        )
     least = min(rivals, key=lambda item: (item.peak_bytes or 0, item.number))
     if (least.peak_bytes or 0) < (leanest.peak_bytes or 0):
         aside = "and is slower" if _rate(least) < _rate(leanest) else "as good as a tie"

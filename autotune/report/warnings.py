@@ -186,6 +186,7 @@ def _differing(a: ProbeResult, b: ProbeResult) -> set[str]:
 
 def _names(numbers: Collection[Any]) -> str:
     listed = list(numbers)
-    shown = ", ".join(str(number) for number in listed[:NUM_NAMED])
+    # Of many the first are named, the recommended ones among them, but in order.
+    shown = ", ".join(str(number) for number in sorted(listed[:NUM_NAMED]))
     more = f" and {len(listed) - NUM_NAMED} more" if len(listed) > NUM_NAMED else ""
     return f"trial{'s' if len(listed) > 1 else ''} {shown}{more}"
