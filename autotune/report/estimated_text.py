@@ -113,8 +113,8 @@ def _figures(card: CardEstimate, pooled: Measurement) -> list[tuple[str, str]]:
         num_rows, length = pooled.worst_batch
         rows.append(("worst batch", f"{counted(num_rows, 'row')} of {length:,} tokens"))
     if pooled.num_alloc_retries:
-        edge = f"the allocator gives its cache back {pooled.num_alloc_retries} times to go on"
-        rows.append(("on the edge", edge))
+        times = counted(pooled.num_alloc_retries, "time")
+        rows.append(("on the edge", f"the allocator gives its cache back {times} to go on"))
     return rows
 
 

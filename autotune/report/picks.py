@@ -77,9 +77,10 @@ def _few_tried(report: Report) -> list[str]:
     if tried >= FEW * size:
         return []
     more = " or more" if size >= SIZE_LIMIT else ""
+    were, those = ("was", "that") if tried == 1 else ("were", "those")
     return [
-        f"{tried} of {size:,}{more} candidates were tried: [fastest] is the fastest of those. The"
-        " same command with --resume and more --trials goes on."
+        f"{tried} of {size:,}{more} candidates {were} tried: [fastest] is the fastest of {those}."
+        " The same command with --resume and more --trials goes on."
     ]
 
 

@@ -14,6 +14,7 @@ from datasets import Dataset
 
 from autotune.errors import UsageError
 from autotune.space.context import KNOWN_ROLES
+from autotune.units import counted
 
 IGNORED = -100
 """Label of a token without loss."""
@@ -190,7 +191,8 @@ def check_ids(
     for ids, labels in zip(rows["input_ids"], rows["labels"], strict=True):
         if len(ids) != len(labels):
             raise UsageError(
-                f"a row of the data set has {len(ids)} token ids but {len(labels)} labels.",
+                f"a row of the data set has {counted(len(ids), 'token id')} but"
+                f" {counted(len(labels), 'label')}.",
                 hint="Give every token a label; -100 is for those without loss.",
             )
         wrong = _outside({*ids, *labels} - {IGNORED}, vocab_size)

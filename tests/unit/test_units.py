@@ -135,6 +135,7 @@ def test_a_number_beyond_all_measure_is_refused(parse: Any) -> None:
         (1200, "row", "1,200 rows"),
         (1, "micro-batch", "1 micro-batch"),
         (2, "micro-batch", "2 micro-batches"),
+        (20_000, "candidate", "20,000 candidates"),
     ],
 )
 def test_a_count_has_its_noun_in_the_right_number(count: int, noun: str, text: str) -> None:
