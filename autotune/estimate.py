@@ -24,6 +24,7 @@ from autotune.report.estimated import CardEstimate, Estimate
 from autotune.runfolder import RunFolder
 from autotune.space.context import DataProfile, ModelFacts
 from autotune.trainers.base import registry as trainers
+from autotune.units import counted
 from autotune.virtual import cards
 
 TIMELINE_POINTS = 240
@@ -129,6 +130,7 @@ class Estimator:
             notes=(
                 *self._notes,
                 *self._assumptions(data),
+                *data.notices(),
                 *self._beyond_positions(data, model),
                 *model.notices(predicted=True),
                 *_on_peaks(self._config, found),
@@ -149,6 +151,10 @@ class Estimator:
         finally:
             executor.shutdown()
 
+    @property
+    def _places(self) -> dict[str, str]:
+        return {key: self._file.place(key) for key in self._config}
+
     def _prepare(self, folder: RunFolder, executor: Executor) -> dict[str, Any]:
         length, trl = self._assume_length, trl_config
         max_length = trl.number(self._config, "max_length", trl.TRL_MAX_LENGTH)
@@ -165,10 +171,11 @@ class Estimator:
             task["assume"] = {"length": length, "count": count}
         try:
             return prepare(task, folder, executor, process_env=self._env)
-        except UnknownNameError:
-            raise
+        except UnknownNameError as error:
+            raise refusals.at_its_line(error, self._places) from error
         except (UsageError, PrerequisiteError) as error:
-            raise _of_a_file(error, self._file.path) from error
+            told = _of_a_file(error, self._file.path)
+            raise refusals.at_its_line(told, self._places) from error
 
     def _probe_all(
         self, folder: RunFolder, executor: Executor, shared: _Prepared
@@ -247,9 +254,8 @@ class Estimator:
     def _data_line(self, data: DataProfile) -> str:
         if self._assume_length is not None:
             return f"Assumed rows of {self._assume_length:,} tokens, all with loss"
-        return (
-            f"Data: {data.num_rows:,} rows, {data.num_tokens:,} tokens, longest {data.longest:,}"
-        )
+        rows = counted(data.num_rows, "row")
+        return f"Data: {rows}, {data.num_tokens:,} tokens, longest {data.longest:,}"
 
     def _assumptions(self, data: DataProfile) -> list[str]:
         found = []
@@ -267,7 +273,9 @@ class Estimator:
         if not sources.may_hold_weights(name):
             found.append(f"{sources.no_weights(name)} The prediction needs none, but trl does.")
         if data.num_empty_rows:
-            found.append(f"{data.num_empty_rows:,} empty rows are left out; trl fails on them.")
+            found.append(
+                f"{counted(data.num_empty_rows, 'empty row')} left out; trl fails on such rows."
+            )
         return found
 
     def _beyond_positions(self, data: DataProfile, model: ModelFacts) -> list[str]:

@@ -12,13 +12,14 @@ from autotune.devices import host
 from autotune.devices.base import check_name as check_device_name
 from autotune.errors import UsageError
 from autotune.executors.base import Executor
-from autotune.probe import sources, trust
+from autotune.probe import refusals, sources, trust
 from autotune.runfolder import RunFolder
 from autotune.space.context import Context, DataProfile, DeviceInfo, ModelFacts
 from autotune.space.domains import Quantiles
 from autotune.space.knob import registry
 from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
 from autotune.space.space import ResolvedSpace, SearchSpace
+from autotune.units import counted
 from autotune.virtual.cards import full_name
 
 MEASURED_FIRST_WORST = 2
@@ -222,15 +223,17 @@ class Plan:
                 "and so do the probes."
             )
         found.extend(model.notices(predicted=self.context.device.is_virtual))
+        found.extend(data.notices())
         if data.num_empty_rows:
             found.append(
-                f"{data.num_empty_rows:,} rows of the data are null or empty. The probes leave "
-                "them out, but trl fails on such rows: remove them before you train."
+                f"{counted(data.num_empty_rows, 'row')} of the data "
+                f"{'is' if data.num_empty_rows == 1 else 'are'} null or empty. The probes leave "
+                "such rows out, but trl fails on them: remove them before you train."
             )
         if self.context.global_batch > data.num_rows:
             found.append(
                 f"The global batch of {self.context.global_batch:,} is more than the data's "
-                f"{data.num_rows:,} rows, so that an epoch is less than one step."
+                f"{counted(data.num_rows, 'row')}, so that an epoch is less than one step."
             )
         own_budget = membudget.own_budget_notice(
             self.request.memory_budget_bytes, self.context.device
@@ -392,7 +395,10 @@ def _prepare(
         "trust_remote_code": request.trust_remote_code,
         "weights": request.weights,
     }
-    return prepare(task, folder, executor, process_env=host.process_env(request.device))
+    try:
+        return prepare(task, folder, executor, process_env=host.process_env(request.device))
+    except UsageError as error:
+        raise refusals.at_its_line(error, request.space.places) from error
 
 
 def prepare(

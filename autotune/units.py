@@ -72,6 +72,12 @@ def format_gib(num_bytes: int | float | None) -> str:
     return f"{gib:.3f} GiB" if abs(gib) < 1 else f"{gib:.2f} GiB"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, such as ``1 row`` or ``1,200 rows``."""
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{'' if count == 1 else plural}"
+
+
 def format_duration(seconds: float | None) -> str:
     """Return seconds as ``850 ms``, ``12.3 s``, ``4 min 05 s`` and so on; ``-`` if unknown."""
     if seconds is None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
+from autotune.errors import AutotuneError
 from autotune.probe.result import Outcome, ProbeResult
 
 _NOT_VIRTUAL = "NotVirtual"
@@ -11,7 +13,23 @@ _NOT_ON_CARD = "NotOnCard"
 _MISSING = ("ImportError", "ModuleNotFoundError", "PackageNotFoundError")
 _HALF_GRADIENTS = "unscale FP16 gradients"
 """Part of what PyTorch's scaler says, which names no key of a file."""
+_ABOUT_KEYS = ("TRL refuses the configuration", "unknown TRL key", "unknown value of")
 _NAME = re.compile(r"^\w+(Error|Exception): ")
+
+
+def at_its_line(error: AutotuneError, places: Mapping[str, str]) -> AutotuneError:
+    """Return an error about a TRL key or its value with the place where the key was read.
+
+    Args:
+        error: Any; one that names no key of ``places`` is returned as it is.
+        places: Key to place, such as ``my.yaml, line 7``.
+    """
+    if not error.message.startswith(_ABOUT_KEYS):
+        return error
+    for key, place in places.items():
+        if re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", error.message):
+            return error.at(place)
+    return error
 
 
 def is_refusal(result: ProbeResult) -> bool:

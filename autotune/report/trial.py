@@ -211,6 +211,7 @@ class Trial:
             KeyError, TypeError, ValueError, AttributeError: If it is not such a record.
         """
         values = dict(data)
+        values.pop("figures", None)  # a report's, which follow from the rest
         values["outcome"] = Outcome(values["outcome"])
         values["changes"] = tuple(values["changes"])
         values["results"] = tuple(ProbeResult.from_dict(item) for item in values["results"])

@@ -11,6 +11,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from autotune.units import counted
+
+KNOWN_ROLES = ("system", "user", "assistant", "tool", "developer")
+"""Roles of messages that chat templates commonly know."""
+
+NUM_NAMED = 5
+"""Of more odd roles than this the most frequent are named."""
+
 _MOSTLY = 0.9
 """Share of parameters below which quantising the rest is not what a user expects of it."""
 
@@ -145,6 +153,7 @@ class DataProfile:
         format: Data format, such as ``messages`` or ``prompt-completion``.
         fingerprint: Digest of the tokenised rows.
         num_empty_rows: Rows without a token, dropped before anything else.
+        odd_roles: Role that chat templates do not commonly know to the number of messages.
     """
 
     num_rows: int
@@ -158,6 +167,21 @@ class DataProfile:
     format: str
     fingerprint: str
     num_empty_rows: int = 0
+    odd_roles: Mapping[str, int] = field(default_factory=dict)
+
+    def notices(self) -> tuple[str, ...]:
+        """Return what is odd in the data though TRL trains on it, in whole sentences."""
+        if not self.odd_roles:
+            return ()
+        listed = list(self.odd_roles.items())
+        named = ", ".join(f"{role!r} ({counted(n, 'message')})" for role, n in listed[:NUM_NAMED])
+        more = f" and {len(listed) - NUM_NAMED} more" if len(listed) > NUM_NAMED else ""
+        known = f"{', '.join(KNOWN_ROLES[:-1])} nor {KNOWN_ROLES[-1]}"
+        return (
+            f"The data's messages have roles that are neither {known}: {named}{more}. TRL"
+            " trains on them as the chat template writes them; if that is a slip, correct the"
+            " data.",
+        )
 
     @property
     def longest(self) -> int:
@@ -214,6 +238,7 @@ class DataProfile:
         """Return plain JSON values."""
         data = asdict(self)
         data["length_counts"] = {str(key): value for key, value in self.length_counts.items()}
+        data["odd_roles"] = dict(self.odd_roles)
         return data
 
     @classmethod

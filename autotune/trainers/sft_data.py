@@ -7,6 +7,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from autotune.space.lengths import useful_lengths
 from autotune.trainers.facts import model_facts
 from autotune.trainers.hf import parse
 from autotune.trainers.loading import check_weights, open_dataset, open_model
-from autotune.trainers.sft_checks import IGNORED, check_ids, check_rows
+from autotune.trainers.sft_checks import IGNORED, check_ids, check_rows, odd_roles
 
 _FORMATS = (
     ("input_ids", ("input_ids",), "pre-tokenised"),
@@ -73,6 +74,7 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
     check_weights(model_args.model_name_or_path, str(request.get("weights", "random")))
     facts = model_facts(config, tokenizer, trust_remote_code=trust)
     kind, num_empty, num_embeddings = "assumed", 0, 0
+    roles: dict[str, int] = {}
     if request.get("assume") is not None:
         rows = _made_up(facts.vocab_size, **request["assume"])
     else:
@@ -80,6 +82,7 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
         kind = _format(raw, training_args.dataset_text_field)
         _check_chat_template(raw, tokenizer, kind, model_args.model_name_or_path)
         check_rows(raw, kind, training_args.dataset_text_field)
+        roles = odd_roles(raw, kind)
         rows, num_empty, num_embeddings = _tokenise(raw, tokenizer, training_args, folder)
     check_ids(
         rows,
@@ -93,7 +96,10 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
             hint="Check completion_only_loss, assistant_only_loss and the labels column.",
         )
     data_folder = folder / "data"
-    profile = _profile(rows, kind, num_empty, request.get("max_lengths", ()))
+    profile = replace(
+        _profile(rows, kind, num_empty, request.get("max_lengths", ()), facts.max_positions),
+        odd_roles=roles,
+    )
     rows = rows.select_columns(["input_ids", "labels"]).add_column(
         "num_tokens", [len(row) for row in rows["input_ids"]]
     )
@@ -258,11 +264,18 @@ def _num_processes(num_rows: int) -> int | None:
 
 
 def _profile(
-    rows: Dataset, kind: str, num_empty: int, extra_lengths: Sequence[int]
+    rows: Dataset,
+    kind: str,
+    num_empty: int,
+    extra_lengths: Sequence[int],
+    positions: int | None,
 ) -> DataProfile:
     lengths = [len(ids) for ids in rows["input_ids"]]
     longest = max(lengths)
-    max_lengths = sorted({*useful_lengths(longest), *(int(x) for x in extra_lengths), longest})
+    extra = {int(length) for length in extra_lengths}
+    if positions is not None and positions < longest:
+        extra.add(positions)  # offered in place of what is beyond it, and may be any number
+    max_lengths = sorted({*useful_lengths(longest), *extra, longest})
     kept = [0] * len(max_lengths)
     dropped = [0] * len(max_lengths)
     digest = hashlib.sha256()

@@ -45,7 +45,7 @@ def test_rows_that_trl_s_length_keeps_need_no_notice(tmp_path: Path) -> None:
 
 def test_a_pinned_length_that_cuts_more_names_the_option(tmp_path: Path) -> None:
     pins = {"max_length": "512", "batching": "padded"}
-    with pytest.raises(SpaceError, match=r"--min-coverage.*Lower min_coverage"):
+    with pytest.raises(SpaceError, match=r"min_coverage.*Lower min_coverage"):
         plan_of(tmp_path, pins=pins, min_coverage=0.95)
     # Without the option, who pins a length has decided what is cut.
     plan = plan_of(tmp_path / "pinned", pins=pins)

@@ -125,3 +125,18 @@ def test_rates_are_shown(value: float | None, shown: str) -> None:
 def test_a_number_beyond_all_measure_is_refused(parse: Any) -> None:
     with pytest.raises(ValueError, match="beyond all measure"):
         parse("9" * 400)
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [
+        (1, "row", "1 row"),
+        (0, "row", "0 rows"),
+        (1200, "row", "1,200 rows"),
+        (1, "micro-batch", "1 micro-batch"),
+        (2, "micro-batch", "2 micro-batches"),
+        (20_000, "candidate", "20,000 candidates"),
+    ],
+)
+def test_a_count_has_its_noun_in_the_right_number(count: int, noun: str, text: str) -> None:
+    assert units.counted(count, noun) == text

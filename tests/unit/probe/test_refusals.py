@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from autotune.errors import UnknownNameError
 from autotune.probe import refusals
 from autotune.probe.result import Outcome, ProbeResult
 from autotune.virtual.errors import NoKernel, NotOnCard, NotVirtual
@@ -12,6 +13,26 @@ from autotune.virtual.errors import NoKernel, NotOnCard, NotVirtual
 def ended(error_type: str | None, outcome: Outcome = Outcome.UNSUPPORTED) -> ProbeResult:
     detail = f"{error_type}: liger-kernel is not available"
     return ProbeResult(probe_id="0", outcome=outcome, error_type=error_type, detail=detail)
+
+
+@pytest.mark.parametrize(
+    ("message", "place"),
+    [
+        ("TRL refuses the configuration: lr: invalid float value: 'x'.", "my.yaml, line 2: "),
+        ("TRL refuses the configuration: --lr_end is odd.", "my.yaml, line 3: "),
+        ("unknown TRL key 'lr'.", "my.yaml, line 2: "),
+        ("unknown value of lr 'x'.", "my.yaml, line 2: "),
+        ("unknown value of lrs 'x'.", ""),
+        ("the data set 'lr' is empty.", ""),
+    ],
+)
+def test_what_a_key_is_to_blame_for_names_its_line(message: str, place: str) -> None:
+    places = {"lr": "my.yaml, line 2", "lr_end": "my.yaml, line 3"}
+    error = UnknownNameError("x", "y", ["z"])
+    error.message = message
+    found = refusals.at_its_line(error, places)
+    assert type(found) is UnknownNameError
+    assert (found.message, found.hint) == (f"{place}{message}", error.hint)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,16 @@ def test_where_the_baseline_is_the_fastest_it_is_the_pick_and_the_report_says_so
     assert note in " ".join(render_text(report, width=200).split())
 
 
+def test_a_baseline_in_the_pareto_set_that_is_the_fastest_is_named_so():
+    report = make_report([make_trial(0, 1000, 10), make_trial(1, 500, 5)])
+    assert report.picks()["fastest"] == 0
+    (note,) = pick_notes(report)
+    assert note == (
+        "[fastest] is the baseline, trial 0: no other member of the Pareto set has a higher"
+        " median rate."
+    )
+
+
 def test_a_leaner_trial_within_the_noise_is_explained():
     # 1 is leaner than 2 by less than one per cent and trains the same as the baseline, so that
     # the second table shows it.
@@ -57,7 +67,7 @@ def test_a_leaner_trial_within_the_noise_is_explained():
     ]
     report = make_report(trials)
     assert report.picks()["leanest"] == 2
-    (note,) = pick_notes(report)
+    _, note = pick_notes(report)
     assert note == (
         "[leanest] is trial 2 at 8.77 GiB: trial 1, at 8.70 GiB, needs less within the noise only,"
         " and is slower."
