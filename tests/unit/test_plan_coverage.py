@@ -75,7 +75,7 @@ def test_weights_above_the_budget_change_the_baseline_with_a_notice(tmp_path: Pa
         (make_context(device=make_cpu(supports_bf16=False)), ("adaptation=lora_4bit",)),
         (
             make_context(device=make_gpu(supports_bf16=False)),
-            ("dtype=float16",),
+            ("adaptation=lora", "dtype=float16"),
         ),
         (make_context(packages={"peft": "0.21.2"}), ("dtype=bfloat16",)),
         (make_context(model=make_model(quantized=True)), ("dtype=bfloat16",)),
