@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from autotune.errors import UsageError
 from autotune.probe.prediction import MEMORY_MARGIN
+from autotune.report.compare import ASKED
 from autotune.space.context import Context, DeviceInfo
 from autotune.space.weights import least_bytes, smallest_form
 from autotune.units import MIB, format_gib, format_gib_apart, format_gib_up
@@ -45,7 +46,7 @@ def decide(asked: int | None, device: DeviceInfo, kept: int | None) -> tuple[int
         UsageError: If more is asked for than the device has.
     """
     if asked is not None:
-        return _within(asked, device), "--memory-budget", True
+        return _within(asked, device), ASKED, True
     share = MEMORY_MARGIN if device.is_virtual else HEADROOM
     budget = kept or round(device.free_bytes * (1.0 - share))
     whose = "the memory of {}" if device.is_virtual else "what {} had free"
