@@ -60,7 +60,7 @@ def test_a_budget_that_all_run_out_of_is_to_be_raised_to_a_figure(
     done = cli(*search, "--trials", 8, "--run-dir", "six", "--memory-budget", "2GiB")
     assert done.code == 3
     words = " ".join(done.err.split())
-    found = re.search(r"aise the memory budget to (\d+\.\d+) GiB", words)
+    found = re.search(r"[Rr]aise the memory budget to (\d+\.\d+) GiB", words)
     assert found is not None, words
     again = ("--run-dir", "more", "--memory-budget", f"{found[1]}GiB")
     assert cli(*search, "--trials", 8, *again).code == 0

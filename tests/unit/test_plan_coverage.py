@@ -102,7 +102,7 @@ def test_what_keeps_more_of_the_rows_is_named_only_if_it_is_possible(tmp_path: P
         plan_of(tmp_path, pins=pins, min_coverage=0.95)
     hint = caught.value.hint
     assert "or allow longer rows (max_length=2560), or split rows instead" in hint
-    lower = re.search(r"ower --min-coverage to (0\.\d+)", hint)
+    lower = re.search(r"Lower --min-coverage to (0\.\d+)", hint)
     assert lower is not None
     assert plan_of(tmp_path / "lower", pins=pins, min_coverage=float(lower[1])).space.size()
     # Of a model with fewer positions no longer rows can be asked for.
