@@ -39,6 +39,7 @@ class _Prepared:
     config: Mapping[str, Any]
     process_env: Mapping[str, str]
     data_folder: str
+    quantised: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +119,10 @@ class Estimator:
             data = DataProfile.from_dict(answer["data"])
             model = ModelFacts.from_dict(answer["model"])
             shared = _Prepared(
-                config=self._config, process_env=self._env, data_folder=answer["data_folder"]
+                config=self._config,
+                process_env=self._env,
+                data_folder=answer["data_folder"],
+                quantised=refusals.quantisation(self._config, checkpoint=model.quantized),
             )
             found = self._probe_all(folder, executor, shared)
         return Prediction(
@@ -195,7 +199,10 @@ class Estimator:
                 again[number] = executor.submit(beyond)
         return [
             self._estimate(
-                spec.device, result, again[number].result() if number in again else result
+                spec.device,
+                result,
+                again[number].result() if number in again else result,
+                shared.quantised,
             )
             for number, (spec, result) in enumerate(zip(specs, results, strict=True))
         ]
@@ -235,7 +242,9 @@ class Estimator:
             trust_remote_code=bool(config.get("trust_remote_code")),
         )
 
-    def _estimate(self, device: str, result: ProbeResult, needed: ProbeResult) -> CardPrediction:
+    def _estimate(
+        self, device: str, result: ProbeResult, needed: ProbeResult, quantised: Sequence[str]
+    ) -> CardPrediction:
         card = _card(device)
         budget, _, _ = membudget.decide(None, cards.device_info(card, device), None)
         return CardPrediction(
@@ -245,10 +254,10 @@ class Estimator:
             context_bytes=card.context_bytes,
             budget_bytes=budget,
             outcome=result.outcome,
-            detail=refusals.reason(result),
+            detail=refusals.reason(result, quantised),
             is_refusal=refusals.is_refusal(result),
             measurement=needed.measurement,
-            hint=refusals.hint(result, str(self._file.path)),
+            hint=refusals.hint(result, str(self._file.path), quantised),
         )
 
     def _data_line(self, data: DataProfile) -> str:

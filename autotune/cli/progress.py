@@ -136,6 +136,11 @@ class Progress:
         named = ", ".join(str(number) for number in numbers)
         self._say(f"probing the Pareto set again, one at a time: trial {named}")
 
+    def on_beyond(self, numbers: Sequence[int]) -> None:
+        """Say that what does not fit is predicted once more, to see what it would need."""
+        named = ", ".join(str(number) for number in numbers)
+        self._say(f"nothing fits; predicting what the closest would need: trial {named}")
+
     def _say(self, text: str) -> None:
         if self._bar is not None:
             self._bar.console.print(text, markup=False, soft_wrap=True)

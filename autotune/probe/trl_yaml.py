@@ -152,7 +152,8 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
     if known.get("versions"):
         versions = ", ".join(f"{name} {value}" for name, value in known["versions"].items())
         rows.append(("versions", versions))
-    if known.get("trainer") in TRL_COMMANDS:
+    # What does not work is exported to be looked at.
+    if known.get("trainer") in TRL_COMMANDS and known.get("outcome", "ok") == "ok":
         rows.append(("run it with", f"trl {known['trainer']} --config {file_name}"))
     first, *rest = rows
     width = max((len(label) for label, _ in rest), default=0)

@@ -15,7 +15,7 @@ from autotune.files import check_regular
 from autotune.probe import trl_yaml, typed
 from autotune.probe.result import Outcome
 from autotune.report import pareto
-from autotune.report.compare import Gain, comparable, gain_of, nothing_fits
+from autotune.report.compare import ASKED, Gain, comparable, gain_of, nothing_fits
 from autotune.report.figures import figures_of
 from autotune.report.trial import Trial
 
@@ -187,7 +187,17 @@ class Report:
 
     def nothing_fits(self) -> NoFeasibleConfigError:
         """Return the error for a search without a feasible trial."""
-        return nothing_fits(self.trials, self.budget_bytes, self.lean_pins, self.min_coverage)
+        kind = str(self.device.get("kind", ""))
+        return nothing_fits(
+            self.trials,
+            self.budget_bytes,
+            self.lean_pins,
+            self.min_coverage,
+            device_bytes=self.device.get("total_bytes") or None,
+            # Any other budget is only compared with; what ran out had all of the device.
+            is_enforced=self.budget_source in ("", ASKED) or kind == "cpu",
+            place="machine" if kind == "cpu" else "card",
+        )
 
     def gain(self, trial: Trial) -> Gain | None:
         """Return a trial against the baseline; None if they cannot be compared."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.errors import UnknownNameError
@@ -71,4 +73,30 @@ def test_what_pytorch_says_of_half_gradients_is_put_in_keys() -> None:
     result = ProbeResult(
         probe_id="0", outcome=Outcome.UNSUPPORTED, error_type="ValueError", detail=detail
     )
+    assert "dtype: float32 in my.yaml" in refusals.hint(result, "my.yaml")
+
+
+NO_BF16 = "Tesla T4 does not support bfloat16"
+SCALER = "PyTorch cannot scale bfloat16 gradients on a card, as fp16: true needs"
+
+
+@pytest.mark.parametrize("detail", [NO_BF16, SCALER])
+def test_a_quantised_file_is_not_sent_from_bf16_to_fp16_and_back(detail: str) -> None:
+    result = replace(ended("NotOnCard"), detail=detail)
+    quantised = refusals.quantisation({"load_in_4bit": True, "bf16": True}, checkpoint=False)
+    text = refusals.hint(result, "my.yaml", quantised)
+    assert text.startswith("Choose a card with bfloat16, or train adapters on unquantised weights")
+    assert "(without load_in_4bit, with fp16: true, bf16: false, dtype: float16)" in text
+    # A checkpoint that is quantised has no key to take out.
+    text = refusals.hint(result, "my.yaml", refusals.quantisation({}, checkpoint=True))
+    assert text.startswith("Choose a card with bfloat16. In my.yaml, bf16: false, fp16: false")
+
+
+def test_what_is_not_quantised_is_sent_to_fp16_with_float32_weights() -> None:
+    result = replace(ended("NotOnCard"), detail=NO_BF16)
+    assert refusals.quantisation({"load_in_4bit": False}, checkpoint=False) == ()
+    assert refusals.hint(result, "my.yaml").startswith("Set bf16: false and fp16: true in my.yaml")
+    assert refusals.reason(result) == "Tesla T4 does not support bfloat16"
+    assert "adapters of a quantised model" in refusals.reason(result, ("load_in_8bit",))
+    result = replace(result, detail=SCALER)
     assert "dtype: float32 in my.yaml" in refusals.hint(result, "my.yaml")
