@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from typing import ClassVar, Self, TypeVar
 
 NUM_CLOSE = 3
 MAX_LISTED = 20
@@ -27,10 +27,15 @@ _ARGUMENTS = {
     "pin": "pins",
     "probe-timeout": "probe_timeout_s",
     "resume": "resume=True",
+    "revision": "revision",
     "run-dir": "run_dir",
     "sampler": "sampler",
+    "seed": "seed",
+    "space": "space",
     "split": "split",
     "study": "study",
+    "time-budget": "Budget(wall_time_s=...)",
+    "trainer": "trainer",
     "trials": "Budget(trials=...)",
     "trust-remote-code": "trust_remote_code=True",
     "weights": "weights",
@@ -40,9 +45,14 @@ _ARGUMENTS = {
 # Whole commands, between backticks, are typed in a shell from wherever they are read.
 _OPTION = re.compile(
     r"`[^`]*`|--pin (?P<knob>\w+)=(?P<setting>[\w.-]*\w)"
-    r"|--(?P<option>(?=device |weights )\w+) (?P<value>cpu|cuda|random|real)\b"
+    r"|--pin (?P<named>\w+)(?=:)"
+    r"|--(?P<option>(?=device |weights )\w+) '?(?P<value>cpu|cuda|random|real"
+    r"|(?<=')virtual:[^']+(?=')|virtual:[\w.-]*\w)\b'?"
     r"|--(?P<bare>[a-z-]*[a-z])"
 )
+
+
+E = TypeVar("E", bound="AutotuneError")
 
 
 class AutotuneError(Exception):
@@ -64,6 +74,15 @@ class AutotuneError(Exception):
         # Exception's own __reduce__ drops keyword arguments; errors cross process borders.
         return _rebuild, (type(self), self.message, self.hint)
 
+    def at(self, place: str) -> Self:
+        """Return the same error with the place that it is about before its message."""
+        return _rebuild(type(self), f"{place}: {self.message}", self.hint)
+
+    @property
+    def python_message(self) -> str:
+        """Return the message with the arguments of :class:`autotune.Tuner` in place of options."""
+        return _OPTION.sub(_as_argument, self.message)
+
     @property
     def python_hint(self) -> str:
         """Return the hint with the arguments of :class:`autotune.Tuner` in place of options."""
@@ -71,27 +90,29 @@ class AutotuneError(Exception):
 
     def __str__(self) -> str:
         """Return the message and, after it, the hint, as a script's traceback shows them."""
-        return f"{self.message} {self.python_hint}".strip()
+        return f"{self.python_message} {self.python_hint}".strip()
 
 
 def _as_argument(match: re.Match[str]) -> str:
-    """Return the Python argument for an option that was found in a hint."""
+    """Return the Python argument for an option that was found in a text."""
     option, value = match["option"] or match["bare"], match["value"]
     if match["knob"]:
         return f'pins={{"{match["knob"]}": "{match["setting"]}"}}'
+    if match["named"]:
+        return f'pins["{match["named"]}"]'
     if option not in _ARGUMENTS:
         return match[0]
     argument = _ARGUMENTS[option]
     if value is None:
         return argument
     given = f'{argument}="{value}"'
-    if option == "device":
+    if option == "device" and not value.startswith("virtual:"):
         # The tuner's own device does not count where it is given an executor.
         given += f' (with an executor of your own, its devices=("{value}",))'
     return given
 
 
-def _rebuild(cls: type[AutotuneError], message: str, hint: str) -> AutotuneError:
+def _rebuild(cls: type[E], message: str, hint: str) -> E:
     error = cls.__new__(cls)
     AutotuneError.__init__(error, message, hint=hint)
     return error
@@ -117,6 +138,7 @@ class UnknownNameError(UsageError):
         where: Where the name was read, such as ``"my.yaml, line 7"``.
         listing: Sentence that says where all of them are listed; empty if nowhere.
         hint: What to do, where near names would be of no help, as among numbers.
+        num_known: How many things the names stand for, where some have several.
     """
 
     def __init__(
@@ -128,16 +150,17 @@ class UnknownNameError(UsageError):
         where: str = "",
         listing: str = "",
         hint: str = "",
+        num_known: int | None = None,
     ) -> None:
         names = sorted(set(known))
         place = f"{where}: " if where else ""
         if not hint:
-            hint = _nearest(name, names)
+            hint = _nearest(name, names, len(names) if num_known is None else num_known)
             hint = f"{hint} {listing}".rstrip() if len(names) > MAX_LISTED else hint
         super().__init__(f"{place}unknown {kind} {name!r}.", hint=hint)
 
 
-def _nearest(name: str, names: Sequence[str]) -> str:
+def _nearest(name: str, names: Sequence[str], num_known: int) -> str:
     close = difflib.get_close_matches(name, names, n=NUM_CLOSE, cutoff=0.5)
     if close:
         return f"Did you mean {' or '.join(repr(item) for item in close)}?"
@@ -145,7 +168,7 @@ def _nearest(name: str, names: Sequence[str]) -> str:
         return f"Known: {', '.join(names)}." if names else "None is known."
     # Not close, but better than none: a list of hundreds hides what matters.
     near = difflib.get_close_matches(name, names, n=NUM_CLOSE, cutoff=0.0)
-    return f"Nearest of {len(names)} known: {', '.join(near)}."
+    return f"Nearest of {num_known} known: {', '.join(near)}."
 
 
 class PrerequisiteError(AutotuneError):

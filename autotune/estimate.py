@@ -24,6 +24,7 @@ from autotune.report.estimated import CardEstimate, Estimate
 from autotune.runfolder import RunFolder
 from autotune.space.context import DataProfile, ModelFacts
 from autotune.trainers.base import registry as trainers
+from autotune.units import counted
 from autotune.virtual import cards
 
 TIMELINE_POINTS = 240
@@ -38,6 +39,7 @@ class _Prepared:
     config: Mapping[str, Any]
     process_env: Mapping[str, str]
     data_folder: str
+    quantised: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,10 @@ class Estimator:
             data = DataProfile.from_dict(answer["data"])
             model = ModelFacts.from_dict(answer["model"])
             shared = _Prepared(
-                config=self._config, process_env=self._env, data_folder=answer["data_folder"]
+                config=self._config,
+                process_env=self._env,
+                data_folder=answer["data_folder"],
+                quantised=refusals.quantisation(self._config, checkpoint=model.quantized),
             )
             found = self._probe_all(folder, executor, shared)
         return Prediction(
@@ -129,6 +134,7 @@ class Estimator:
             notes=(
                 *self._notes,
                 *self._assumptions(data),
+                *data.notices(),
                 *self._beyond_positions(data, model),
                 *model.notices(predicted=True),
                 *_on_peaks(self._config, found),
@@ -149,6 +155,10 @@ class Estimator:
         finally:
             executor.shutdown()
 
+    @property
+    def _places(self) -> dict[str, str]:
+        return {key: self._file.place(key) for key in self._config}
+
     def _prepare(self, folder: RunFolder, executor: Executor) -> dict[str, Any]:
         length, trl = self._assume_length, trl_config
         max_length = trl.number(self._config, "max_length", trl.TRL_MAX_LENGTH)
@@ -165,10 +175,11 @@ class Estimator:
             task["assume"] = {"length": length, "count": count}
         try:
             return prepare(task, folder, executor, process_env=self._env)
-        except UnknownNameError:
-            raise
+        except UnknownNameError as error:
+            raise refusals.at_its_line(error, self._places) from error
         except (UsageError, PrerequisiteError) as error:
-            raise _of_a_file(error, self._file.path) from error
+            told = _of_a_file(error, self._file.path)
+            raise refusals.at_its_line(told, self._places) from error
 
     def _probe_all(
         self, folder: RunFolder, executor: Executor, shared: _Prepared
@@ -188,7 +199,10 @@ class Estimator:
                 again[number] = executor.submit(beyond)
         return [
             self._estimate(
-                spec.device, result, again[number].result() if number in again else result
+                spec.device,
+                result,
+                again[number].result() if number in again else result,
+                shared.quantised,
             )
             for number, (spec, result) in enumerate(zip(specs, results, strict=True))
         ]
@@ -228,7 +242,9 @@ class Estimator:
             trust_remote_code=bool(config.get("trust_remote_code")),
         )
 
-    def _estimate(self, device: str, result: ProbeResult, needed: ProbeResult) -> CardPrediction:
+    def _estimate(
+        self, device: str, result: ProbeResult, needed: ProbeResult, quantised: Sequence[str]
+    ) -> CardPrediction:
         card = _card(device)
         budget, _, _ = membudget.decide(None, cards.device_info(card, device), None)
         return CardPrediction(
@@ -238,18 +254,17 @@ class Estimator:
             context_bytes=card.context_bytes,
             budget_bytes=budget,
             outcome=result.outcome,
-            detail=refusals.reason(result),
+            detail=refusals.reason(result, quantised),
             is_refusal=refusals.is_refusal(result),
             measurement=needed.measurement,
-            hint=refusals.hint(result, str(self._file.path)),
+            hint=refusals.hint(result, str(self._file.path), quantised),
         )
 
     def _data_line(self, data: DataProfile) -> str:
         if self._assume_length is not None:
             return f"Assumed rows of {self._assume_length:,} tokens, all with loss"
-        return (
-            f"Data: {data.num_rows:,} rows, {data.num_tokens:,} tokens, longest {data.longest:,}"
-        )
+        rows = counted(data.num_rows, "row")
+        return f"Data: {rows}, {data.num_tokens:,} tokens, longest {data.longest:,}"
 
     def _assumptions(self, data: DataProfile) -> list[str]:
         found = []
@@ -267,7 +282,9 @@ class Estimator:
         if not sources.may_hold_weights(name):
             found.append(f"{sources.no_weights(name)} The prediction needs none, but trl does.")
         if data.num_empty_rows:
-            found.append(f"{data.num_empty_rows:,} empty rows are left out; trl fails on them.")
+            found.append(
+                f"{counted(data.num_empty_rows, 'empty row')} left out; trl fails on such rows."
+            )
         return found
 
     def _beyond_positions(self, data: DataProfile, model: ModelFacts) -> list[str]:

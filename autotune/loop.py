@@ -16,6 +16,7 @@ from autotune.objectives import Constraint, Objective, violations
 from autotune.plan import Plan
 from autotune.probe.result import Outcome, ProbeResult
 from autotune.probe.spec import ProbeSpec
+from autotune.report.compare import closest_first
 from autotune.report.pareto import pareto_set
 from autotune.report.trial import Trial
 from autotune.runfolder import RunFolder
@@ -28,6 +29,8 @@ MAX_WALKED = 20_000
 MAX_BLIND_DRAWS = 1000
 MAX_FINALISTS = 8
 CONFIRM_ROUNDS = 3
+MAX_BEYOND = 4
+"""Candidates that are predicted once more where nothing fits."""
 
 _BROKEN_BASELINE = (Outcome.UNSUPPORTED, Outcome.CRASHED)
 
@@ -138,6 +141,33 @@ class SearchLoop:
             for trial in self.finalists()
             if not trial.confirmed and trial.source == "measured"
         ]
+
+    def to_predict_beyond(self) -> list[Trial]:
+        """Return the trials to predict once more without the card's limit; empty if one ran.
+
+        What the allocation lacked that failed first says little of what the whole run needs. A few
+        of those that came closest are enough, and the leanest candidate, if it was tried.
+        """
+        ran = any(trial.outcome is Outcome.OK for trial in self.trials)
+        if ran or not self.trials or not self._plan.context.device.is_virtual:
+            return []
+        leanest = self._plan.space.digest(self._plan.space.leanest)
+        failed = [item for item in self.trials if item.outcome is Outcome.DEVICE_OOM]
+        chosen = [item for item in failed if item.digest == leanest]
+        for trial in closest_first(failed):
+            if len(chosen) < MAX_BEYOND and trial not in chosen:
+                chosen.append(trial)
+        return [trial for trial in chosen if trial.needed_bytes is None]
+
+    def predict_beyond(self, trials: Sequence[Trial], deadline_s: float | None) -> None:
+        """Note what trials that ran out would need, each in one probe without the card's limit."""
+        if _is_past(deadline_s):
+            return
+        probes = [(trial, self._executor.submit(self._beyond(trial))) for trial in trials]
+        for trial, future in probes:
+            measurement = future.result().measurement
+            if measurement is not None:
+                self._replace(replace(trial, needed_bytes=measurement.peak_bytes))
 
     def finalists(self) -> list[Trial]:
         """Return the Pareto set, thinned evenly by memory to at most eight members."""
@@ -294,6 +324,10 @@ class SearchLoop:
             trust_remote_code=request.trust_remote_code,
         )
 
+    def _beyond(self, trial: Trial) -> ProbeSpec:
+        spec = self._spec(f"{trial.number:04d}-beyond", trial.candidate)
+        return replace(spec, beyond_device=True)
+
     def _collect(self) -> None:
         done, _ = wait(self._running, timeout=0.5, return_when=FIRST_COMPLETED)
         # Results first: one that could not be run ends the search.
@@ -373,10 +407,13 @@ class SearchLoop:
         self._on_probe(trial.number, trial.candidate)
         result = self._executor.submit(spec).result()
         confirmed = self.with_result(trial, result)
-        # The whole trial again: the last record of a number counts.
-        self._folder.append("trial", {"trial": confirmed.to_dict()})
-        self.trials = [confirmed if item.number == trial.number else item for item in self.trials]
+        self._replace(confirmed)
         self._on_trial(confirmed)
+
+    def _replace(self, trial: Trial) -> None:
+        # The whole trial again: the last record of a number counts.
+        self._folder.append("trial", {"trial": trial.to_dict()})
+        self.trials = [trial if item.number == trial.number else item for item in self.trials]
 
     def with_result(self, trial: Trial, result: ProbeResult) -> Trial:
         """Return the trial with one more probe; a later verdict overrules an earlier one."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from autotune.errors import UsageError
 from autotune.probe.prediction import MEMORY_MARGIN
+from autotune.report.compare import ASKED
 from autotune.space.context import Context, DeviceInfo
-from autotune.space.weights import least_bytes
-from autotune.units import MIB, format_gib
+from autotune.space.weights import least_bytes, smallest_form
+from autotune.units import MIB, format_gib, format_gib_apart, format_gib_up
 
 HEADROOM = 0.10
 """Share of the free memory that the default budget leaves alone."""
@@ -45,8 +46,7 @@ def decide(asked: int | None, device: DeviceInfo, kept: int | None) -> tuple[int
         UsageError: If more is asked for than the device has.
     """
     if asked is not None:
-        _check_within(asked, device)
-        return asked, "--memory-budget", True
+        return _within(asked, device), ASKED, True
     share = MEMORY_MARGIN if device.is_virtual else HEADROOM
     budget = kept or round(device.free_bytes * (1.0 - share))
     whose = "the memory of {}" if device.is_virtual else "what {} had free"
@@ -55,14 +55,20 @@ def decide(asked: int | None, device: DeviceInfo, kept: int | None) -> tuple[int
     return budget, source, device.kind == "cpu"
 
 
-def _check_within(asked: int, device: DeviceInfo) -> None:
-    """Refuse more than there is: probes would fail below what they were promised."""
-    if device.total_bytes and asked > device.total_bytes:
-        raise UsageError(
-            f"a budget of {format_gib(asked)} is more than {device.label} has:"
-            f" {format_gib(device.total_bytes)}.",
-            hint="Lower --memory-budget, or leave it out to take what the device has.",
-        )
+def _within(asked: int, device: DeviceInfo) -> int:
+    """Return what is asked for; refuse more than there is, below which probes would fail.
+
+    Who copies the memory as it is printed, which may be rounded up, means all of it.
+    """
+    total = device.total_bytes
+    if not total or asked <= total:
+        return asked
+    if format_gib(asked) == format_gib(total):
+        return total
+    raise UsageError(
+        f"a budget of {format_gib(asked)} is more than {device.label} has: {format_gib(total)}.",
+        hint="Lower --memory-budget, or leave it out to take what the device has.",
+    )
 
 
 def own_budget_notice(asked: int | None, device: DeviceInfo) -> str:
@@ -87,13 +93,17 @@ def check_occupied(budget: int, occupied: int, device: DeviceInfo) -> None:
     Raises:
         UsageError: Naming both figures.
     """
-    if budget <= occupied:
-        whose = "the context takes" if device.is_virtual else "PyTorch and TRL take"
-        raise UsageError(
-            f"a budget of {format_gib(budget)} is below what {whose} before a model is loaded: "
-            f"{format_gib(occupied)}.",
-            hint="Raise --memory-budget above that, and by what the model needs.",
-        )
+    if budget > occupied:
+        return
+    whose = "the context takes" if device.is_virtual else "PyTorch and TRL take"
+    little, taken = format_gib_apart(budget, occupied)
+    has_more = not device.total_bytes or device.total_bytes > occupied
+    raise UsageError(
+        f"a budget of {little} is below what {whose} before a model is loaded: {taken}.",
+        hint="Raise --memory-budget above that, and by what the model needs."
+        if has_more
+        else f"Choose a {_place(device)} with more memory.",
+    )
 
 
 def check_weights(budget: int, occupied: int, context: Context) -> None:
@@ -104,14 +114,30 @@ def check_weights(budget: int, occupied: int, context: Context) -> None:
     Raises:
         UsageError: Naming the figures.
     """
-    form = "4 bits" if "bitsandbytes" in context.packages else "bfloat16"
-    least = least_bytes(context.model.num_parameters, form)
-    if budget < occupied + least:
-        whose = "context" if context.device.is_virtual else "PyTorch and TRL"
-        beside = f", beside the {format_gib(occupied)} of {whose}" if occupied else ""
-        raise UsageError(
-            f"a budget of {format_gib(budget)} is below the weights: "
-            f"{context.model.num_parameters:,} parameters take at least {format_gib(least)}"
-            f"{beside}.",
-            hint="Raise --memory-budget, or choose a smaller model.",
-        )
+    small = context.model.quantized or "bitsandbytes" in context.packages
+    num_parameters, device = context.model.num_parameters, context.device
+    least = least_bytes(num_parameters, "4 bits" if small else "bfloat16")
+    if budget >= occupied + least:
+        return
+    whose = "context" if device.is_virtual else "PyTorch and TRL"
+    beside = f", beside the {format_gib(occupied)} of {whose}" if occupied else ""
+    little, weights = format_gib_apart(budget, least)
+    raise UsageError(
+        f"a budget of {little} is below the weights: {num_parameters:,} parameters take at least"
+        f" {weights}{beside}.",
+        hint=_hint_for_weights(occupied, context),
+    )
+
+
+def _hint_for_weights(occupied: int, context: Context) -> str:
+    """Return what helps where no weights fit, a larger budget only if the device has it."""
+    device = context.device
+    form = smallest_form(context)
+    needed = occupied + least_bytes(context.model.num_parameters, form)
+    if not device.total_bytes or needed < device.total_bytes:
+        return f"Raise --memory-budget above {format_gib_up(needed)}, or choose a smaller model."
+    return f"Choose a smaller model, or a {_place(device)} with more memory."
+
+
+def _place(device: DeviceInfo) -> str:
+    return "machine" if device.kind == "cpu" else "card"

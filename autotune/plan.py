@@ -12,13 +12,15 @@ from autotune.devices import host
 from autotune.devices.base import check_name as check_device_name
 from autotune.errors import UsageError
 from autotune.executors.base import Executor
-from autotune.probe import sources, trust
+from autotune.probe import refusals, sources, trust
 from autotune.runfolder import RunFolder
 from autotune.space.context import Context, DataProfile, DeviceInfo, ModelFacts
-from autotune.space.domains import Quantiles
-from autotune.space.knob import registry
+from autotune.space.domains import Quantiles, Value
 from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
+from autotune.space.pins import parse_pins
+from autotune.space.remedies import is_possible
 from autotune.space.space import ResolvedSpace, SearchSpace
+from autotune.units import counted
 from autotune.virtual.cards import full_name
 
 MEASURED_FIRST_WORST = 2
@@ -43,8 +45,13 @@ MOST_ROWS = 2**31
 DEFAULT_MIN_COVERAGE = 0.95
 """Cutting rows short is always faster and leaner, so that nothing else would win without it."""
 
-_LEAN_WEIGHTS = (("dtype", "bfloat16"), ("dtype", "float16"), ("adaptation", "lora_4bit"))
-"""Pins that make weights smaller; of the two dtypes a device takes one at most."""
+_LEAN_WEIGHTS: tuple[tuple[str, Value], ...] = (
+    ("dtype", "bfloat16"),
+    ("adaptation", "lora_4bit"),
+    ("adaptation", "lora"),
+    ("dtype", "float16"),
+)
+"""Pins that make weights smaller, each taken if it is possible beside those before it."""
 
 PREPARE_TIMEOUT_S = 6 * 3600.0
 DESCRIBE_TIMEOUT_S = 300.0
@@ -172,6 +179,8 @@ class Plan:
         budget_source: How the budget came about, for people.
         enforced: Whether the budget is a hard limit for the probes' allocations.
         environment: Versions and device, to compare results by.
+        lean_pins: The pins, as ``knob=value``, that make weights smaller and are possible
+            together, beside those that were given.
     """
 
     request: Request
@@ -183,6 +192,7 @@ class Plan:
     budget_source: str
     enforced: bool
     environment: Mapping[str, Any]
+    lean_pins: tuple[str, ...] = ()
 
     def config(self, candidate: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole TRL configuration of a candidate, as it is exported."""
@@ -222,15 +232,17 @@ class Plan:
                 "and so do the probes."
             )
         found.extend(model.notices(predicted=self.context.device.is_virtual))
+        found.extend(data.notices())
         if data.num_empty_rows:
             found.append(
-                f"{data.num_empty_rows:,} rows of the data are null or empty. The probes leave "
-                "them out, but trl fails on such rows: remove them before you train."
+                f"{counted(data.num_empty_rows, 'row')} of the data "
+                f"{'is' if data.num_empty_rows == 1 else 'are'} null or empty. The probes leave "
+                "such rows out, but trl fails on them: remove them before you train."
             )
         if self.context.global_batch > data.num_rows:
             found.append(
                 f"The global batch of {self.context.global_batch:,} is more than the data's "
-                f"{data.num_rows:,} rows, so that an epoch is less than one step."
+                f"{counted(data.num_rows, 'row')}, so that an epoch is less than one step."
             )
         own_budget = membudget.own_budget_notice(
             self.request.memory_budget_bytes, self.context.device
@@ -242,17 +254,6 @@ class Plan:
                 f"{sources.no_weights(name)} The probes need none, but trl does: put them there "
                 "before you train."
             )
-        return tuple(found)
-
-    @property
-    def lean_pins(self) -> tuple[str, ...]:
-        """Return the pins, as ``knob=value``, that make weights smaller and are legal here."""
-        found = []
-        for name, value in _LEAN_WEIGHTS:
-            knob = registry.get(name)
-            reason = knob.refuse(value, dict(_LEAN_WEIGHTS), self.context) if knob.refuse else None
-            if reason is None and knob.is_for(self.request.trainer):
-                found.append(f"{name}={value}")
         return tuple(found)
 
     def identity(self) -> dict[str, Any]:
@@ -338,7 +339,21 @@ def make_plan(
         budget_source=source,
         enforced=enforced,
         environment=seen["environment"],
+        lean_pins=_lean_pins(request, context),
     )
+
+
+def _lean_pins(request: Request, context: Context) -> tuple[str, ...]:
+    """Return the pins that make weights smaller, tried against all rules and other pins."""
+    space, found = request.space, dict[str, Value]()
+    given = parse_pins(space.knobs, request.trainer, request.pins)
+    for name, value in _LEAN_WEIGHTS:
+        # Adapters alone make no weight smaller; beside float16 they are what makes it possible.
+        alone = (name, value) == ("adaptation", "lora")
+        tried = {**found, name: value, **({"dtype": "float16"} if alone else {})}
+        if name not in found and is_possible(space.knobs, context, {**given, **tried}):
+            found = tried
+    return tuple(f"{name}={value}" for name, value in found.items())
 
 
 def make_profile(
@@ -393,7 +408,10 @@ def _prepare(
         "trust_remote_code": request.trust_remote_code,
         "weights": request.weights,
     }
-    return prepare(task, folder, executor, process_env=host.process_env(request.device))
+    try:
+        return prepare(task, folder, executor, process_env=host.process_env(request.device))
+    except UsageError as error:
+        raise refusals.at_its_line(error, request.space.places) from error
 
 
 def prepare(

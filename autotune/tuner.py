@@ -78,6 +78,10 @@ class Listener(Protocol):
         """Hear that the finalists are probed again."""
         ...
 
+    def on_beyond(self, numbers: Sequence[int]) -> None:
+        """Hear that nothing fits, and that trials are predicted without the card's limit."""
+        ...
+
 
 class Silent:
     """A listener that does nothing."""
@@ -92,6 +96,9 @@ class Silent:
         """Do nothing."""
 
     def on_confirm(self, numbers: Sequence[int]) -> None:
+        """Do nothing."""
+
+    def on_beyond(self, numbers: Sequence[int]) -> None:
         """Do nothing."""
 
 
@@ -278,10 +285,14 @@ class Tuner:
         study.close_abandoned()
         try:
             loop.run(budget.trials, deadline)
+            grace = None if deadline is None else deadline + budget_grace(budget)
             finalists = [item.number for item in loop.unconfirmed()]
             if finalists:
                 self._listener.on_confirm(finalists)
-                loop.confirm(None if deadline is None else deadline + budget_grace(budget))
+                loop.confirm(grace)
+            if beyond := loop.to_predict_beyond():
+                self._listener.on_beyond([trial.number for trial in beyond])
+                loop.predict_beyond(beyond, grace)
         except KeyboardInterrupt:
             executor.shutdown()
             return publish(interrupted=True)

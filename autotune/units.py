@@ -13,6 +13,9 @@ KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
 
+_MOST_DECIMALS = 12
+"""Of GiB, enough to tell two numbers of bytes apart."""
+
 _BYTE_UNITS = {
     "": 1,
     "b": 1,
@@ -70,6 +73,32 @@ def format_gib(num_bytes: int | float | None) -> str:
         return "-"
     gib = num_bytes / GIB
     return f"{gib:.3f} GiB" if abs(gib) < 1 else f"{gib:.2f} GiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, such as ``1 row`` or ``1,200 rows``."""
+    plural = "es" if noun.endswith("ch") else "s"
+    return f"{count:,} {noun}{'' if count == 1 else plural}"
+
+
+def format_gib_apart(*sizes: int | float) -> tuple[str, ...]:
+    """Return sizes as GiB with so many decimals that those that differ look different.
+
+    Two figures that a message sets against each other say nothing if they are printed alike.
+    """
+    shown = tuple(format_gib(size) for size in sizes)
+    if len(set(shown)) == len(set(sizes)):
+        return shown
+    for decimals in range(3, _MOST_DECIMALS):
+        shown = tuple(f"{size / GIB:.{decimals}f} GiB" for size in sizes)
+        if len(set(shown)) == len(set(sizes)):
+            break
+    return shown
+
+
+def format_gib_up(num_bytes: int) -> str:
+    """Return bytes as GiB, rounded up: a budget of what is printed holds them."""
+    return format_gib(math.ceil(num_bytes / GIB * 100) / 100 * GIB)
 
 
 def format_duration(seconds: float | None) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli import common, options
-from autotune.errors import UnknownNameError
+from autotune.errors import UnknownNameError, UsageError
 
 if TYPE_CHECKING:
     from autotune.space.knob import Knob
@@ -101,13 +101,17 @@ def spaces(
 
 
 def _check_fixed(space: SearchSpace) -> None:
-    """Refuse a key under ``fixed`` that TRL does not know; a search would find out much later."""
-    from autotune.space.trl_keys import known_keys
+    """Refuse what TRL does not take under ``fixed``; a search would find out much later."""
+    from autotune.space.trl_keys import known_keys, refuse_value
 
     known = known_keys(space.trainer) if space.fixed else frozenset()
-    for key in space.fixed:
+    for key, value in space.fixed.items():
+        place = space.places.get(key, f"the space {space.name}, fixed")
         if known and key not in known:
-            raise UnknownNameError("TRL key", key, known, where=f"the space {space.name}, fixed")
+            raise UnknownNameError("TRL key", key, known, where=place)
+        reason = refuse_value(space.trainer, key, value)
+        if reason is not None:
+            raise UsageError(f"{place}: {reason}.", hint="TRL refuses it, so no trial could run.")
 
 
 def _whole(space: SearchSpace, width: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from autotune.report.model import SIZE_LIMIT
-from autotune.units import format_duration, format_gib
+from autotune.units import counted, format_duration, format_gib
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,13 +58,15 @@ def planned(plan: Plan, budget: Budget) -> dict[str, Any]:
 
 def print_planned(facts: dict[str, Any], console: Console) -> None:
     """Print it for people."""
-    exact = "" if facts["num_candidates_is_exact"] else " or more"
+    size = counted(facts["num_candidates"], "candidate")
+    if not facts["num_candidates_is_exact"]:
+        size = size.replace(" ", " or more ")
     lines = [
         f"model: {facts['model']['architecture']}, "
         f"{facts['model']['num_parameters']:,} parameters",
         f"device: {facts['device']['label']}",
         f"budget: {format_gib(facts['budget_bytes'])} ({facts['budget_source']})",
-        f"space {facts['space']}: {facts['num_candidates']:,}{exact} candidates",
+        f"space {facts['space']}: {size}",
         "",
     ]
     for knob in facts["knobs"]:
@@ -85,14 +87,14 @@ def print_planned(facts: dict[str, Any], console: Console) -> None:
 
 def _duration_line(facts: dict[str, Any]) -> str:
     """Return how long the search may take, in words."""
-    trials, bound = facts["trials"], format_duration(facts["worst_case_time_s"])
+    trials, bound = counted(facts["trials"], "trial"), format_duration(facts["worst_case_time_s"])
     if facts["predicted"]:
         # Where no time is measured, the limit is one for a prediction that hangs.
         return (
-            f"{trials} trials, all predicted: usually seconds each. The bound is {bound}, if every"
+            f"{trials}, all predicted: usually seconds each. The bound is {bound}, if every"
             " one ran into its time limit."
         )
-    again = f"{trials} trials and up to {facts['confirmations']} confirmations"
+    again = f"{trials} and up to {counted(facts['confirmations'], 'confirmation')}"
     return f"{again} take at most {bound}, if every probe ran into its time limit"
 
 

@@ -10,7 +10,7 @@ from autotune.probe import prediction
 from autotune.report.cells import settings
 from autotune.report.model import SIZE_LIMIT
 from autotune.report.terminal import probe_line
-from autotune.units import format_duration, format_gib
+from autotune.units import counted, format_duration, format_gib
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,7 +58,7 @@ class Progress:
         device, data = plan.context.device, plan.context.data
         self._say(
             f"{plan.context.model.architecture}, {plan.context.model.num_parameters:,} "
-            f"parameters; {data.num_rows:,} rows, {data.num_tokens:,} tokens, longest "
+            f"parameters; {counted(data.num_rows, 'row')}, {data.num_tokens:,} tokens, longest "
             f"{data.longest:,}"
         )
         self._say(
@@ -135,6 +135,11 @@ class Progress:
         self._is_confirming = True
         named = ", ".join(str(number) for number in numbers)
         self._say(f"probing the Pareto set again, one at a time: trial {named}")
+
+    def on_beyond(self, numbers: Sequence[int]) -> None:
+        """Say that what does not fit is predicted once more, to see what it would need."""
+        named = ", ".join(str(number) for number in numbers)
+        self._say(f"nothing fits; predicting what the closest would need: trial {named}")
 
     def _say(self, text: str) -> None:
         if self._bar is not None:

@@ -159,7 +159,7 @@ def verify(
     else:
         passed = sum(check.passed for check in checks)
         print(f"{passed} of {len(checks)} configurations ran {steps} steps under trl")
-        compared = [item for check in checks for item in check.comparisons]
+        compared = [item for check in checks for item in check.comparisons if item.has_spread]
         outside = sum(item.is_outside for item in compared)
         if compared:
             print(f"{outside} of {len(compared)} figures are outside the report's spread")

@@ -20,11 +20,17 @@ _BUILDERS = {
 }
 # Kinds that `datasets` would read from a folder, or would read one of and leave out the others.
 _KINDS = {**_BUILDERS, ".ndjson": "json", ".tsv": "csv", ".txt": "text"}
+# What a data file may be called, though not all of these can be read.
+_FILE_SUFFIXES = frozenset(
+    {*_KINDS, ".bz2", ".db", ".feather", ".gz", ".pkl", ".sqlite", ".tar", ".xls", ".xlsx", ".xz"}
+    | {".yaml", ".yml", ".zip", ".zst"}
+)
 # Files that it takes for notes on a data set.
 _NOTES = frozenset({"config.json", "dataset_dict.json", "dataset_info.json", "dataset_infos.json"})
 _TEXT_NOTES = frozenset({"changelog", "licence", "license", "notice", "readme", "requirements"})
 
 
+_MODEL_KEYS = frozenset({"architectures", "model_type"})
 _DATA_KEYS = frozenset({"dataset_name", "dataset_config", "datasets", "dataset_train_split"})
 
 
@@ -102,7 +108,7 @@ def dataset_keys(dataset: str, *, split: str | None, config_name: str | None) ->
         return _mixture(builder, str(path.resolve()), split)
     if path.is_dir():
         return _folder_keys(path.resolve(), split, config_name)
-    if path.exists() or dataset.startswith((".", "/", "~")) or path.suffix.lower() in _BUILDERS:
+    if path.exists() or _looks_like_path(dataset):
         raise PrerequisiteError(
             f"there is no data file or folder {dataset!r}.",
             hint="Check the path; a hub id looks like trl-lib/Capybara.",
@@ -111,6 +117,16 @@ def dataset_keys(dataset: str, *, split: str | None, config_name: str | None) ->
     if config_name is not None:
         keys["dataset_config"] = config_name
     return keys
+
+
+def _looks_like_path(dataset: str) -> bool:
+    """Whether a name can be no hub id, which has one slash at most and is of no file's kind."""
+    return (
+        dataset.startswith((".", "/", "~"))
+        or dataset.endswith("/")
+        or dataset.count("/") > 1
+        or Path(dataset).suffix.lower() in _FILE_SUFFIXES
+    )
 
 
 def moved(config: Mapping[str, Any], model: str | None, dataset: str | None) -> dict[str, Any]:
@@ -194,6 +210,13 @@ def _folder_keys(path: Path, split: str | None, config_name: str | None) -> dict
 def _check_files(folder: Path) -> None:
     """Refuse a folder of which ``datasets`` would read nothing, or only a part without a word."""
     files = list(_data_files(folder))
+    if _is_model(folder) and all(file.suffix.lower() == ".json" for file in files):
+        raise UsageError(
+            f"the folder {str(folder)!r} looks like a model, not like data: its config.json names"
+            " an architecture.",
+            hint="The model comes first and the data second: a hub id, a data file, or a folder of"
+            " such files.",
+        )
     if not any(file.suffix.lower() in _BUILDERS for file in files):
         raise UsageError(
             f"the folder {str(folder)!r} holds no data file.",
@@ -214,6 +237,14 @@ def _check_files(folder: Path) -> None:
             " datasets would read one and leave out the rest.",
             hint="Give one of the files, or a folder with files of one kind.",
         )
+
+
+def _is_model(folder: Path) -> bool:
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(config, dict) and not config.keys().isdisjoint(_MODEL_KEYS)
 
 
 def _data_files(folder: Path) -> Iterator[Path]:

@@ -152,7 +152,8 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
     if known.get("versions"):
         versions = ", ".join(f"{name} {value}" for name, value in known["versions"].items())
         rows.append(("versions", versions))
-    if known.get("trainer") in TRL_COMMANDS:
+    # What does not work is exported to be looked at.
+    if known.get("trainer") in TRL_COMMANDS and known.get("outcome", "ok") == "ok":
         rows.append(("run it with", f"trl {known['trainer']} --config {file_name}"))
     first, *rest = rows
     width = max((len(label) for label, _ in rest), default=0)
@@ -228,7 +229,7 @@ def _peak(known: Mapping[str, Any]) -> list[str]:
         lines.append(f"the budget was {format_gib(known['budget_bytes'])}")
     if known.get("on_the_edge"):
         lines.append("on the edge: the allocator had to free its cache to go on")
-    if "memory_ratio" in known:
+    if "memory_ratio" in known and not _is_baseline(known):
         lines.append(f"{known['memory_ratio']:.2f} x the baseline's")
     return lines
 
@@ -258,9 +259,14 @@ def _rate(known: Mapping[str, Any]) -> list[str]:
         lines.append("too noisy to rank: more than a tenth to a side of the median")
     if known.get("weights") == "random" and not is_predicted:  # which has no weights at all
         lines.append("with random weights of the same shapes")
-    if "rate_ratio" in known:
+    if "rate_ratio" in known and not _is_baseline(known):
         lines.append(f"{known['rate_ratio']:.2f} x the baseline's")
     return lines
+
+
+def _is_baseline(known: Mapping[str, Any]) -> bool:
+    """Whether nothing is changed, so that a comparison with the baseline says nothing."""
+    return "changed" in known and not known["changed"]
 
 
 def _and(names: Any) -> str:

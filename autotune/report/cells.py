@@ -11,6 +11,7 @@ from typing import Any
 from autotune.probe import prediction, trl_yaml
 from autotune.probe.result import Interval, Outcome, phase_name
 from autotune.report.compare import Gain, gain_of
+from autotune.report.figures import figures_of
 from autotune.report.trial import Trial
 from autotune.units import format_duration, format_gib, format_rate
 
@@ -76,40 +77,22 @@ def settings(changed: Mapping[str, Any]) -> str:
     return trl_yaml.settings(changed)
 
 
-def training(trial: Trial) -> str:
-    """Return ``same`` if it trains as the baseline does, else what differs."""
-    return "+".join(trial.changes) or "same"
-
-
-def epoch_time_s(trial: Trial) -> float | None:
-    """Return the time of one pass over the data at the median rate, in seconds."""
-    pooled = trial.measurement
-    return pooled.epoch_time_s if pooled is not None and pooled.steps else None
-
-
-def padding_share(trial: Trial) -> float | None:
-    """Return padding over all positions of the measured steps (0 to 1)."""
-    pooled = trial.measurement
-    if pooled is None or not any(step.num_positions for step in pooled.steps):
-        return None
-    return pooled.padding_share
-
-
 def table_row(trial: Trial, gain: Gain | None) -> dict[str, str]:
     """Return a trial's figures by column title."""
+    found = figures_of(trial, gain)
     return {
         "trial": str(trial.number),
-        "source": trial.source,
-        "GiB": gib(trial.peak_bytes),
-        "tokens/s": format_rate(trial.tokens_per_s.median if trial.tokens_per_s else None),
-        "IQR": UNKNOWN if trial.source == prediction.SOURCE else spread(trial.tokens_per_s),
-        "samples/s": format_rate(trial.samples_per_s.median if trial.samples_per_s else None),
-        "epoch": format_duration(epoch_time_s(trial)),
-        "padding": percent(padding_share(trial)),
-        "trained": percent(trial.coverage),
+        "source": found.source,
+        "GiB": gib(found.used_peak_bytes),
+        "tokens/s": format_rate(found.tokens_per_s),
+        "IQR": spread(found.spread),
+        "samples/s": format_rate(found.samples_per_s),
+        "epoch": format_duration(found.epoch_s),
+        "padding": percent(found.padding_share),
+        "trained": percent(found.trained_share),
         "rate": ratio(gain.rate_ratio, is_tied=gain.rate_is_tied) if gain else UNKNOWN,
         "memory": ratio(gain.memory_ratio, is_tied=gain.memory_is_tied) if gain else UNKNOWN,
-        "training": training(trial),
+        "training": found.training,
     }
 
 

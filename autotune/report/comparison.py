@@ -25,6 +25,8 @@ class Comparison:
         difference_ratio: ``found`` over the report's figure, less 1.
         is_outside: Whether it lies outside the spread, by more than can be told apart.
         source: ``measured`` or ``predicted``: where the report's figure is from.
+        num_values: How many values the report's figure is of: probes, or steps of them. A single
+            one has no spread, so that nothing lies outside of it.
     """
 
     name: str
@@ -33,19 +35,25 @@ class Comparison:
     difference_ratio: float
     is_outside: bool
     source: str = "measured"
+    num_values: int = 2
+
+    @property
+    def has_spread(self) -> bool:
+        """Whether there is something to lie outside of: a spread, or a prediction's error."""
+        return self.source == prediction.SOURCE or self.num_values > 1
 
     @classmethod
-    def of(cls, name: str, found: float, reported: Interval) -> Comparison:
-        """Compare ``found`` with what the report says was measured."""
+    def of(cls, name: str, found: float, reported: Interval, num_values: int = 2) -> Comparison:
+        """Compare ``found`` with what the report says was measured, in so many values."""
         slack = tokens_per_s().resolution_ratio
         return cls(
             name=name,
             found=found,
             reported=reported,
             difference_ratio=found / reported.median - 1.0,
-            is_outside=not (
-                reported.low * (1.0 - slack) <= found <= reported.high * (1.0 + slack)
-            ),
+            is_outside=num_values > 1
+            and not (reported.low * (1.0 - slack) <= found <= reported.high * (1.0 + slack)),
+            num_values=num_values,
         )
 
     @classmethod
@@ -79,11 +87,15 @@ class Comparison:
                 f" against the predicted {show(self.reported.median)}, {place} what that may be"
                 f" off by ({reported})"
             )
-        place = "outside" if self.is_outside else "within"
-        return (
+        against = (
             f"{self.name} {show(self.found)}{unit}, {self.difference_ratio:+.1%} against the"
-            f" report's {show(self.reported.median)}, {place} its spread ({reported})"
+            f" report's {show(self.reported.median)}"
         )
+        if not self.has_spread:
+            what = "step" if self.name == "rate" else "probe"
+            return f"{against}, of a single {what}: there is no spread to be within"
+        place = "outside" if self.is_outside else "within"
+        return f"{against}, {place} its spread ({reported})"
 
 
 def compare(
@@ -123,9 +135,10 @@ def compare(
     if resident is not None and known:
         # The greatest is what the report calls the peak.
         spread = Interval(median=known[-1], low=known[0], high=known[-1])
-        found.append(Comparison.of("resident peak", resident, spread))
+        found.append(Comparison.of("resident peak", resident, spread, len(known)))
     if rate is not None and trial.tokens_per_s is not None:
-        found.append(Comparison.of("rate", rate, trial.tokens_per_s))
+        steps = sum(len(item.steps) for item in trial.measurements)
+        found.append(Comparison.of("rate", rate, trial.tokens_per_s, steps))
     return tuple(found)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.probe import prediction
 from autotune.probe.result import Interval, Measurement, Outcome
-from autotune.units import format_gib
+from autotune.units import format_gib, format_gib_apart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +96,8 @@ class CardEstimate:
     def verdict(self) -> str:
         """Return whether it fits, in words."""
         used, limit = format_gib(self.used_bytes), format_gib(self.budget_bytes)
+        if self.used_bytes is not None:
+            used, limit = format_gib_apart(self.used_bytes, self.budget_bytes)
         rule = f"the limit is {limit}: {format_gib(self.memory_bytes)} of memory less"
         rule += f" {prediction.MEMORY_MARGIN:.0%}"
         if self.fits:

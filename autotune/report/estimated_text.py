@@ -12,7 +12,7 @@ from autotune.probe.result import Measurement, Outcome, phase_name
 from autotune.report.cells import gib, percent
 from autotune.report.estimated import CardEstimate, Estimate
 from autotune.report.makeup import BUDGET_MEANS, makeup_table, timeline_picture
-from autotune.units import format_duration, format_gib, format_rate
+from autotune.units import counted, format_duration, format_gib, format_rate
 
 TITLE = "Predicted, not measured"
 
@@ -30,12 +30,19 @@ def render(estimate: Estimate, width: int) -> Text:
         text.append_text(_table(cards, width))
     for note in estimate.notes:
         text.append("\n" + _wrap(f"note: {note}", width, hang=6))
+    if not _has_figures(estimate):
+        return text
     trust = prediction.trust(*(card.label for card in cards))
     return text.append("\n\n" + _wrap(trust, width), "dim")
 
 
+def _has_figures(estimate: Estimate) -> bool:
+    """Whether any card got as far as to have figures; what is refused trains on nothing."""
+    return any(card.measurement or card.outcome is Outcome.DEVICE_OOM for card in estimate.cards)
+
+
 def _data_line(estimate: Estimate) -> str:
-    if estimate.coverage is None:
+    if estimate.coverage is None or not _has_figures(estimate):
         return f"{estimate.data}."
     return f"{estimate.data}; trains on {percent(estimate.coverage)} of the tokens with loss."
 
@@ -98,17 +105,16 @@ def _figures(card: CardEstimate, pooled: Measurement) -> list[tuple[str, str]]:
             (
                 "step time",
                 f"{format_duration(time.median)} predicted, {off}, of"
-                f" {pooled.accumulation_steps} micro-batches",
+                f" {counted(pooled.accumulation_steps, 'micro-batch')}",
             ),
             ("padding", f"{percent(pooled.padding_share)} of the tokens computed"),
         ]
     if pooled.worst_batch is not None:
         num_rows, length = pooled.worst_batch
-        plural = "" if num_rows == 1 else "s"
-        rows.append(("worst batch", f"{num_rows:,} row{plural} of {length:,} tokens"))
+        rows.append(("worst batch", f"{counted(num_rows, 'row')} of {length:,} tokens"))
     if pooled.num_alloc_retries:
-        edge = f"the allocator gives its cache back {pooled.num_alloc_retries} times to go on"
-        rows.append(("on the edge", edge))
+        times = counted(pooled.num_alloc_retries, "time")
+        rows.append(("on the edge", f"the allocator gives its cache back {times} to go on"))
     return rows
 
 

@@ -14,6 +14,7 @@ batch and for padding to a multiple of something.
 from __future__ import annotations
 
 import textwrap
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 from autotune.report.cells import percent
 from autotune.report.pictures import new_figure, save_figure
 from autotune.space.context import DataProfile
+from autotune.units import counted
 
 MICRO_BATCHES = (1, 4, 8, 16)
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
@@ -68,11 +70,16 @@ class LengthRow:
 
 
 def length_rows(
-    profile: DataProfile, *, micro_batches: tuple[int, ...] = MICRO_BATCHES
+    profile: DataProfile,
+    offered: Sequence[int] = (),
+    *,
+    micro_batches: tuple[int, ...] = MICRO_BATCHES,
 ) -> tuple[LengthRow, ...]:
-    """Return what each tabled ``max_length`` would do, ascending."""
+    """Return what each tabled ``max_length`` would do, and each of ``offered``, ascending."""
     rows = []
-    for index, max_length in enumerate(profile.max_lengths):
+    # Beyond the longest row nothing is cut any more: there the last of the table says all.
+    for max_length in sorted({*profile.max_lengths, *offered}):
+        index = max(bisect_right(profile.max_lengths, max_length) - 1, 0)
         # A data set without any loss token has none to lose.
         lost = 1.0 - profile.loss_tokens_kept[index] / max(profile.num_loss_tokens, 1)
         lost = lost if profile.num_loss_tokens else 0.0
@@ -136,13 +143,14 @@ def to_json(profile: DataProfile, offered: Sequence[int] = ()) -> dict[str, Any]
         offered: Values of ``max_length`` that a search draws from, in tokens.
     """
     rows = []
-    for row in length_rows(profile):
+    for row in length_rows(profile, offered):
         data = asdict(row)
         data["padding_shares"] = {str(key): value for key, value in row.padding_shares.items()}
         rows.append(data)
     return {
         "num_rows": profile.num_rows,
         "num_empty_rows": profile.num_empty_rows,
+        "odd_roles": dict(profile.odd_roles),
         "num_tokens": profile.num_tokens,
         "num_loss_tokens": profile.num_loss_tokens,
         "mean_length": profile.mean_length,
@@ -188,13 +196,18 @@ def render_text(
         every: Whether to table every length, not only those that tell something.
     """
     quantiles = ", ".join(f"{share:.0%} {profile.quantile(share):,}" for share in QUANTILES)
-    empty = f" ({profile.num_empty_rows:,} empty ones left out)" if profile.num_empty_rows else ""
+    num_empty = profile.num_empty_rows
+    empty = (
+        f" ({num_empty:,} empty {'one' if num_empty == 1 else 'ones'} left out)"
+        if num_empty
+        else ""
+    )
     summary = (
-        f"{profile.num_rows:,} rows{empty}, {profile.num_tokens:,} tokens,"
+        f"{counted(profile.num_rows, 'row')}{empty}, {profile.num_tokens:,} tokens,"
         f" {profile.num_loss_tokens:,} of them with loss. Lengths: mean"
         f" {profile.mean_length:,.0f}, {quantiles}, longest {profile.longest:,}."
     )
-    rows = length_rows(profile)
+    rows = length_rows(profile, offered)
     shown = rows if every or len(rows) <= len(LOST_STEPS) else telling_rows(rows, offered)
     legend = LEGEND
     if len(shown) < len(rows):
@@ -202,7 +215,8 @@ def render_text(
             f" Shown are the shortest lengths for each loss worth choosing and those that a search"
             f" draws from; --all tables all {len(rows)}."
         )
-    parts = [textwrap.fill(summary, width), histogram(profile), _table(shown, offered)]
+    notes = [textwrap.fill(f"note: {text}", width) for text in profile.notices()]
+    parts = [textwrap.fill(summary, width), *notes, histogram(profile), _table(shown, offered)]
     if offered:
         parts.append(textwrap.fill(_offer(profile, offered, least_coverage), width))
     return "\n\n".join([*parts, textwrap.fill(legend, width)]) + "\n"

@@ -15,7 +15,8 @@ from autotune.files import check_regular
 from autotune.probe import trl_yaml, typed
 from autotune.probe.result import Outcome
 from autotune.report import pareto
-from autotune.report.compare import Gain, comparable, gain_of, nothing_fits
+from autotune.report.compare import ASKED, Gain, comparable, gain_of, nothing_fits
+from autotune.report.figures import figures_of
 from autotune.report.trial import Trial
 
 __all__ = ["PICKS", "SCHEMA", "Gain", "Report", "Trial", "damaged", "gain_of", "probe_work_s"]
@@ -28,6 +29,7 @@ PICKS = ("fastest", "leanest", "balanced")
 
 _MAPPINGS = ("device", "model_facts", "data", "versions")
 _TEXTS = ("lean_pins", "notices", "warnings", "objectives")
+_DERIVED = ("picks", "pareto")
 _PAIRS = ("inactive_knobs", "removed_values")
 
 
@@ -185,7 +187,17 @@ class Report:
 
     def nothing_fits(self) -> NoFeasibleConfigError:
         """Return the error for a search without a feasible trial."""
-        return nothing_fits(self.trials, self.budget_bytes, self.lean_pins, self.min_coverage)
+        kind = str(self.device.get("kind", ""))
+        return nothing_fits(
+            self.trials,
+            self.budget_bytes,
+            self.lean_pins,
+            self.min_coverage,
+            device_bytes=self.device.get("total_bytes") or None,
+            # Any other budget is only compared with; what ran out had all of the device.
+            is_enforced=self.budget_source in ("", ASKED) or kind == "cpu",
+            place="machine" if kind == "cpu" else "card",
+        )
 
     def gain(self, trial: Trial) -> Gain | None:
         """Return a trial against the baseline; None if they cannot be compared."""
@@ -197,13 +209,18 @@ class Report:
         return {outcome.value: counts[outcome] for outcome in Outcome if counts[outcome]}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values, with the schema number."""
+        """Return plain JSON values, with the schema number.
+
+        Picks, Pareto set and figures are those of the table. They follow from the rest, and
+        :meth:`from_dict` works them out again.
+        """
         data = {item.name: getattr(self, item.name) for item in fields(self)}
         data |= {name: dict(data[name]) for name in _MAPPINGS}
         data |= {name: [list(pair) for pair in data[name]] for name in _PAIRS}
         data |= {name: list(data[name]) for name in (*_TEXTS, "pareto_numbers")}
-        data["trials"] = [item.to_dict() for item in self.trials]
-        return {"schema": data.pop("schema"), **data}
+        data["trials"] = [self._trial_dict(item) for item in self.trials]
+        answer = {"picks": self.picks(), "pareto": [item.number for item in self._members()]}
+        return {"schema": data.pop("schema"), **answer, **data}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Report:
@@ -212,7 +229,7 @@ class Report:
         Raises:
             KeyError, TypeError, ValueError, AttributeError: If it is not such a record.
         """
-        values = dict(data)
+        values = {name: value for name, value in data.items() if name not in _DERIVED}
         values.setdefault("lean_pins", ())  # earlier reports of this schema know none
         for name in (*_TEXTS, "pareto_numbers"):
             values[name] = tuple(values[name])
@@ -262,6 +279,10 @@ class Report:
             raise damaged(path, f"{error} is missing") from error
         except (TypeError, ValueError, AttributeError) as error:
             raise damaged(path, str(error)) from error
+
+    def _trial_dict(self, trial: Trial) -> dict[str, Any]:
+        found = figures_of(trial, self.gain(trial)).to_dict() if trial.measurements else None
+        return {"number": trial.number, "figures": found, **trial.to_dict()}
 
     def _members(self) -> list[Trial]:
         members = [item for item in self.trials if item.number in self.pareto_numbers]

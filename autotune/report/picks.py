@@ -33,6 +33,11 @@ def pick_notes(report: Report) -> list[str]:
             "No member of the Pareto set has a higher median rate than the baseline, so that"
             f" [fastest] is the baseline, trial {fastest.number}."
         )
+    elif fastest.number == report.baseline_number:
+        notes.append(
+            f"[fastest] is the baseline, trial {fastest.number}: no other member of the Pareto set"
+            " has a higher median rate."
+        )
     least = min(rivals, key=lambda item: (item.peak_bytes or 0, item.number))
     if (least.peak_bytes or 0) < (leanest.peak_bytes or 0):
         aside = "and is slower" if _rate(least) < _rate(leanest) else "as good as a tie"
@@ -72,9 +77,10 @@ def _few_tried(report: Report) -> list[str]:
     if tried >= FEW * size:
         return []
     more = " or more" if size >= SIZE_LIMIT else ""
+    were, those = ("was", "that") if tried == 1 else ("were", "those")
     return [
-        f"{tried} of {size:,}{more} candidates were tried: [fastest] is the fastest of those. The"
-        " same command with --resume and more --trials goes on."
+        f"{tried} of {size:,}{more} candidates {were} tried: [fastest] is the fastest of {those}."
+        " The same command with --resume and more --trials goes on."
     ]
 
 

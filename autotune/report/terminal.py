@@ -17,7 +17,7 @@ from autotune.report.model import Report
 from autotune.report.picks import pick_notes
 from autotune.report.plot import scatter
 from autotune.report.trial import Trial, memory_name
-from autotune.units import format_duration, format_gib
+from autotune.units import counted, format_duration, format_gib
 
 __all__ = ["pareto_table", "probe_line", "render", "render_text"]
 
@@ -139,7 +139,7 @@ def _heading(report: Report, width: int) -> Text:
     state = "finished" if report.finished else "not finished"
     if report.interrupted:
         state = "interrupted; this is the report so far"
-    trials = f"{len(report.trials)} trial{'' if len(report.trials) == 1 else 's'}"
+    trials = counted(len(report.trials), "trial")
     at_once = f", up to {report.num_slots} at a time" if report.num_slots > 1 else ""
     facts = [
         f"{trials} in {format_duration(report.wall_time_s)}"
@@ -187,7 +187,7 @@ def _recommendation(report: Report, width: int) -> list[Text]:
         error = report.nothing_fits()
         message = f"{error.message[:1].upper()}{error.message[1:]} {error.hint}"
         return [Text(_wrap(message, width), style="bold red")]
-    title = f"Pareto set: {len(members)} of {len(report.trials)} trials, leanest first"
+    title = f"Pareto set: {len(members)} of {counted(len(report.trials), 'trial')}, leanest first"
     title += ", as predicted" if report.is_predicted else ""
     peak = memory_name(str(report.device.get("kind", "")))
     off = prediction.rate_error(str(report.device.get("label", "")))

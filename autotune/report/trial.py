@@ -43,6 +43,8 @@ class Trial:
         skipped_because: Why no probe was run, such as ``out of memory is implied by trial 12``;
             None if one was.
         digest: Digest of the candidate.
+        needed_bytes: Of one that ran out where nothing fits, the predicted peak of the whole run
+            without the card's limit; None if that was not predicted.
         facts: What the report knows beside it, for the header of an export; not part of the
             JSON, and bound by :meth:`autotune.report.model.Report.pick`.
     """
@@ -60,6 +62,7 @@ class Trial:
     source: str = "measured"
     skipped_because: str | None = None
     digest: str = ""
+    needed_bytes: int | None = None
     facts: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -199,6 +202,8 @@ class Trial:
         }
         data |= {name: dict(data[name]) for name in _MAPPINGS}
         data["changes"] = list(self.changes)
+        if self.needed_bytes is None:
+            del data["needed_bytes"]  # as in records from before there was such a field
         data["outcome"] = self.outcome.value
         data["results"] = [item.to_dict() for item in self.results]
         return data
@@ -211,6 +216,7 @@ class Trial:
             KeyError, TypeError, ValueError, AttributeError: If it is not such a record.
         """
         values = dict(data)
+        values.pop("figures", None)  # a report's, which follow from the rest
         values["outcome"] = Outcome(values["outcome"])
         values["changes"] = tuple(values["changes"])
         values["results"] = tuple(ProbeResult.from_dict(item) for item in values["results"])

@@ -9,7 +9,7 @@ from autotune.objectives import TIE_LIMIT
 from autotune.probe.result import Measurement, Outcome, ProbeResult
 from autotune.report.cells import fact
 from autotune.report.trial import Trial
-from autotune.units import MIB, format_gib
+from autotune.units import MIB, counted, format_gib
 
 SPREAD_LIMIT = 0.10
 MIN_STEPS = 3
@@ -139,8 +139,9 @@ def _on_the_edge(trials: Sequence[Trial]) -> str:
     }
     if not edge:
         return ""
+    times = counted(max(edge.values()), "time")
     return (
-        f"On the edge: the allocator had to free its cache, up to {max(edge.values())} times, in"
+        f"On the edge: the allocator had to free its cache, up to {times}, in"
         f" {_names(edge)}. A little more memory need would not fit; leave more headroom."
     )
 
@@ -186,6 +187,7 @@ def _differing(a: ProbeResult, b: ProbeResult) -> set[str]:
 
 def _names(numbers: Collection[Any]) -> str:
     listed = list(numbers)
-    shown = ", ".join(str(number) for number in listed[:NUM_NAMED])
+    # Of many the first are named, the recommended ones among them, but in order.
+    shown = ", ".join(str(number) for number in sorted(listed[:NUM_NAMED]))
     more = f" and {len(listed) - NUM_NAMED} more" if len(listed) > NUM_NAMED else ""
     return f"trial{'s' if len(listed) > 1 else ''} {shown}{more}"

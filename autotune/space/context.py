@@ -11,6 +11,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from autotune.units import counted
+
+KNOWN_ROLES = ("system", "user", "assistant", "tool", "developer")
+"""Roles of messages that chat templates commonly know."""
+
+NUM_NAMED = 5
+"""Of more odd roles than this the most frequent are named."""
+
 _MOSTLY = 0.9
 """Share of parameters below which quantising the rest is not what a user expects of it."""
 
@@ -148,6 +156,7 @@ class DataProfile:
         sequences_per_row: Sequences that the model sees per row: 2 for pairs of preferences.
             ``length_counts`` and the tables then speak of the longer one.
         column_counts: Per column, token length to number of rows; empty if rows have one only.
+        odd_roles: Role that chat templates do not commonly know to the number of messages.
     """
 
     num_rows: int
@@ -163,6 +172,21 @@ class DataProfile:
     num_empty_rows: int = 0
     sequences_per_row: int = 1
     column_counts: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
+    odd_roles: Mapping[str, int] = field(default_factory=dict)
+
+    def notices(self) -> tuple[str, ...]:
+        """Return what is odd in the data though TRL trains on it, in whole sentences."""
+        if not self.odd_roles:
+            return ()
+        listed = list(self.odd_roles.items())
+        named = ", ".join(f"{role!r} ({counted(n, 'message')})" for role, n in listed[:NUM_NAMED])
+        more = f" and {len(listed) - NUM_NAMED} more" if len(listed) > NUM_NAMED else ""
+        known = f"{', '.join(KNOWN_ROLES[:-1])} nor {KNOWN_ROLES[-1]}"
+        return (
+            f"The data's messages have roles that are neither {known}: {named}{more}. TRL"
+            " trains on them as the chat template writes them; if that is a slip, correct the"
+            " data.",
+        )
 
     @property
     def longest(self) -> int:
@@ -222,6 +246,7 @@ class DataProfile:
         data["column_counts"] = {
             name: _with_text_keys(counts) for name, counts in self.column_counts.items()
         }
+        data["odd_roles"] = dict(self.odd_roles)
         return data
 
     @classmethod

@@ -21,15 +21,37 @@ _CHANGES = ("nothing", "tokens", "method")
 LEAST: Final = "least"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """What a user may do where a rule leaves nothing to draw.
+
+    It is named only if something can be drawn then; see :func:`autotune.space.remedies.hint_of`.
+
+    Attributes:
+        text: What to do: part of a sentence, such as ``choose a smaller dtype (dtype=bfloat16)``.
+        pins: The pins that it comes to, in place of those that were given.
+        context: The fields of the context that it changes, such as ``budget_bytes``.
+        kind: Of several of one kind, the first that helps is named; empty for one of its own.
+        changes: What it changes: a setting, the model or the device. One that takes another
+            device is named only where no setting helps.
+    """
+
+    text: str
+    pins: Mapping[str, Value] = field(default_factory=dict)
+    context: Mapping[str, Any] = field(default_factory=dict)
+    kind: str = ""
+    changes: Literal["setting", "model", "device"] = "setting"
+
+
 class Refusal(str):
-    """A rule's reason that also knows a remedy, for the error where it leaves nothing to draw."""
+    """A rule's reason that also knows remedies, for the error where it leaves nothing to draw."""
 
-    hint: str
+    remedies: tuple[Remedy, ...]
 
-    def __new__(cls, reason: str, *, hint: str) -> Refusal:
-        """Return ``reason`` with its remedy, a whole sentence."""
+    def __new__(cls, reason: str, *, remedies: Sequence[Remedy]) -> Refusal:
+        """Return ``reason`` with what may help, the best first."""
         made = super().__new__(cls, reason)
-        made.hint = hint
+        made.remedies = tuple(remedies)
         return made
 
 

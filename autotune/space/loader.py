@@ -34,12 +34,14 @@ class SpaceParts:
         description: For people.
         knobs: In the order of the file, with the file's values.
         fixed: TRL keys that every candidate has.
+        places: Where each of those stands, for errors.
     """
 
     trainer: str
     description: str
     knobs: tuple[Knob, ...]
     fixed: dict[str, Any]
+    places: dict[str, str]
 
 
 def read(path: Path) -> SpaceParts:
@@ -107,6 +109,7 @@ class _Reader:
             description=self._text(parts, "description", ""),
             knobs=knobs,
             fixed=self._fixed(parts, known),
+            places=self._places(parts),
         )
 
     def _check_schema(
@@ -196,6 +199,12 @@ class _Reader:
                 raise self._error(key_node, reason)
             fixed[key] = value
         return fixed
+
+    def _places(self, parts: Mapping[str, tuple[yaml.Node, yaml.Node]]) -> dict[str, str]:
+        node = parts["fixed"][1] if "fixed" in parts else None
+        if node is None or self._is_null(node):
+            return {}
+        return {key: self._where(key_node) for key, (key_node, _) in self._items(node, "fixed")}
 
     def _items(
         self, node: yaml.Node, what: str

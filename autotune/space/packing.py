@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from autotune.space.context import DataProfile
+from autotune.units import counted
 
 POOL_ROWS = 1000
 """Rows that TRL packs at a time: the batch of ``datasets``' ``map``."""
@@ -24,7 +25,7 @@ def too_few_rows(
         max_length: Tokens at which rows are cut, or of a packed row.
     """
     if micro_batch > data.num_rows:
-        return f"the data has only {_rows(data.num_rows)}"
+        return f"the data has only {counted(data.num_rows, 'row')}"
     if layout == "padding_free":
         return None  # nothing is cut, so that nothing is dropped
     if layout == "padded":
@@ -34,15 +35,13 @@ def too_few_rows(
             return str(error)
         if micro_batch <= left:
             return None
-        return f"max_length={max_length} leaves only {_rows(left)} with a token that carries loss"
+        rows = counted(left, "row")
+        return f"max_length={max_length} leaves only {rows} with a token that carries loss"
     num_rows = packed_rows(data, layout, max_length, enough=micro_batch)
     if micro_batch <= num_rows:
         return None
-    return f"batching={layout} with max_length={max_length} packs the data into {_rows(num_rows)}"
-
-
-def _rows(count: int) -> str:
-    return f"{count:,} row" if count == 1 else f"{count:,} rows"
+    rows = counted(num_rows, "row")
+    return f"batching={layout} with max_length={max_length} packs the data into {rows}"
 
 
 def packed_rows(data: DataProfile, strategy: str, max_length: int, *, enough: int) -> int:

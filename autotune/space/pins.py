@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from autotune.errors import SpaceError, UnknownNameError
 from autotune.space.context import Context
 from autotune.space.domains import Value
 from autotune.space.fixed import shown
-from autotune.space.knob import Knob, Refusal, registry
-from autotune.space.plan import Plan, in_order, seen_by
+from autotune.space.knob import Knob, registry
+from autotune.space.plan import Plan, seen_by
+from autotune.space.remedies import Tries, hint_of, is_possible, make_plan, never_active
 from autotune.space.resolve import ResolvedSpace
 
 
@@ -28,28 +30,13 @@ def resolve(
         SpaceError: If a pin's value is impossible, pins contradict each other, or nothing is left
             to draw.
     """
-    named = {knob.name: knob for knob in knobs}
-    offered = {name: knob for name, knob in registry if knob.is_for(context.trainer)}
     parsed = parse_pins(knobs, context.trainer, pins)
-    implied = frozenset(
-        name
-        for name, knob in offered.items()
-        if knob.always and {name}.isdisjoint({*named, *pins})
-    )
-    added = [knob for name, knob in offered.items() if name in {*pins, *implied} - {*named}]
-    ordered = in_order((*knobs, *added))
-    values = {
-        knob.name: (parsed[knob.name],) if knob.name in parsed else knob.values(context)
-        for knob in ordered
-    }
-    for name, offers in values.items():
-        if not offers:
-            raise SpaceError(f"the knob {name!r} has no values for this model and data.")
-    plan = Plan(ordered, values, context, pins=parsed, implied=implied)
+    plan = make_plan(knobs, context, parsed)
+    tries = _tries(knobs, context, parsed)
     if not plan.size:
-        raise _nothing_left(plan, context, parsed)
-    notices = _check_pins(plan, context, parsed)
-    inactive, removed = _describe(plan, values, parsed, implied)
+        raise _nothing_left(plan, context, parsed, tries)
+    notices = _check_pins(plan, context, parsed, tries)
+    inactive, removed = _describe(plan, parsed)
     return ResolvedSpace(
         plan,
         context,
@@ -59,6 +46,18 @@ def resolve(
         removed=removed,
         notices=notices,
     )
+
+
+def _tries(knobs: Sequence[Knob], context: Context, pins: Mapping[str, Value]) -> Tries:
+    """Return what tells whether something can be drawn with other pins or facts."""
+
+    def tries(
+        other: Mapping[str, Value], changes: Mapping[str, Any], dropped: Collection[str]
+    ) -> bool:
+        kept = {name: value for name, value in pins.items() if name not in dropped}
+        return is_possible(knobs, replace(context, **changes), {**kept, **other})
+
+    return tries
 
 
 def parse_pins(
@@ -78,28 +77,31 @@ def parse_pins(
     return {name: by_name[name].parse(raw) for name, raw in pins.items()}
 
 
-def _check_pins(plan: Plan, context: Context, pins: Mapping[str, Value]) -> tuple[str, ...]:
+def _check_pins(
+    plan: Plan, context: Context, pins: Mapping[str, Value], tries: Tries
+) -> tuple[str, ...]:
     """Return notices on pins without effect; raise for those that never apply."""
     notices = []
+    unused = {knob.name: reason for knob, reason in never_active(plan, pins)}
     for index, knob in enumerate(plan.knobs):
         if knob.name not in pins:
             continue
         value, steps = pins[knob.name], plan.steps[index]
-        reasons = [step.inactive for step in steps.values()]
-        if all(reason is not None for reason in reasons):
+        if knob.name in unused:
             # A neutral knob that does not apply is as if at its baseline; a rank or a length is
             # not, so that asking for one beside the pin that takes it away is a slip.
             neutral = knob.changes == "nothing" or not _blame(knob, value, pins, plan, context)
             if value == knob.baseline and neutral:
                 continue
+            reason = unused[knob.name]
             if not knob.ignored_when_inactive:
-                raise _contradiction(knob, value, str(reasons[0]), pins, plan, context)
-            notices.append(f"{shown(knob.name, value)} has no effect here: {reasons[0]}.")
+                raise _contradiction(knob, value, reason, pins, plan, context, tries)
+            notices.append(f"{shown(knob.name, value)} has no effect here: {reason}.")
         elif knob.no_effect is not None:
             for state in steps:
-                reason = knob.no_effect(value, seen_by(knob, dict(state)), context)
-                if reason is not None:
-                    notices.append(f"{shown(knob.name, value)}: {reason}.")
+                reason_or_none = knob.no_effect(value, seen_by(knob, dict(state)), context)
+                if reason_or_none is not None:
+                    notices.append(f"{shown(knob.name, value)}: {reason_or_none}.")
                     break
     return tuple(notices)
 
@@ -111,23 +113,28 @@ def _contradiction(
     pins: Mapping[str, Value],
     plan: Plan,
     context: Context,
+    tries: Tries,
 ) -> SpaceError:
     others = _blame(knob, value, pins, plan, context)
     if not others:
         return SpaceError(
             f"the pin {shown(knob.name, value)} is not possible here: {reason}.",
-            hint=_hint(reason),
+            hint=hint_of([reason], tries, _what_to_drop([knob.name], pins, tries)),
         )
     texts = " and ".join(shown(name, pins[name]) for name in others)
+    drop = _what_to_drop([knob.name, *others], pins, tries)
     return SpaceError(
         f"the pins {shown(knob.name, value)} and {texts} contradict each other: {reason}.",
-        hint=f"Drop one of them. {_hint(reason)}".rstrip(),
+        hint=f"{drop} {hint_of([reason], tries)}".strip(),
     )
 
 
-def _hint(reason: str, otherwise: str = "") -> str:
-    """Return the remedy that a rule gave with its reason; ``otherwise`` if it gave none."""
-    return reason.hint if isinstance(reason, Refusal) else otherwise
+def _what_to_drop(names: Sequence[str], pins: Mapping[str, Value], tries: Tries) -> str:
+    """Return which of the pins to drop, so that something is left; empty if none helps."""
+    found = [name for name in names if tries({}, {}, (name,))]
+    if 1 < len(found) == len(names):
+        return "Drop one of them."
+    return f"Drop {' or '.join(shown(name, pins[name]) for name in found)}." if found else ""
 
 
 def _blame(
@@ -154,7 +161,9 @@ def _why_not(knob: Knob, value: Value, seen: Mapping[str, Value], context: Conte
     return reason
 
 
-def _nothing_left(plan: Plan, context: Context, pins: Mapping[str, Value]) -> SpaceError:
+def _nothing_left(
+    plan: Plan, context: Context, pins: Mapping[str, Value], tries: Tries
+) -> SpaceError:
     """Return the error for a space without any candidate: at the knob that has no value."""
     # The last one is where every way ends: nothing comes after it.
     for steps, knob in reversed(list(zip(plan.tried, plan.knobs, strict=True))):
@@ -163,22 +172,23 @@ def _nothing_left(plan: Plan, context: Context, pins: Mapping[str, Value]) -> Sp
             continue
         value, reason = dead[0].refused[0]
         if knob.name in pins:
-            return _contradiction(knob, value, reason, pins, plan, context)
+            return _contradiction(knob, value, reason, pins, plan, context, tries)
         reasons = "; ".join(f"{value}: {reason}" for value, reason in dead[0].refused[:6])
         depends = [shown(name, pins[name]) for name in knob.depends_on if name in pins]
         given = f" with {' and '.join(depends)}" if depends else ""
         return SpaceError(
             f"no value of the knob {knob.name!r} is possible here{given}: {reasons}.",
-            hint=_hint(reason, "Give it other values in the search space."),
+            hint=hint_of(
+                [reason for step in dead for _, reason in step.refused],
+                tries,
+                "Give it other values in the search space.",
+            ),
         )
     raise AssertionError("a plan without candidates has a knob without values")
 
 
 def _describe(
-    plan: Plan,
-    values: Mapping[str, tuple[Value, ...]],
-    pins: Mapping[str, Value],
-    implied: frozenset[str],
+    plan: Plan, pins: Mapping[str, Value]
 ) -> tuple[tuple[tuple[str, str], ...], tuple[tuple[str, Value, str], ...]]:
     """Return the knobs that cannot vary, and the values that cannot be drawn, with reasons."""
     inactive: list[tuple[str, str]] = []
@@ -188,14 +198,14 @@ def _describe(
         if all(step.inactive is not None for step in steps):
             inactive.append((knob.name, str(steps[0].inactive)))
             continue
-        if knob.name in implied:
+        if knob.name in plan.implied:
             continue
         left = plan.union(index)
         reasons: dict[Value, str] = {}
         for step in steps:
             for value, reason in step.refused:
                 reasons.setdefault(value, reason)
-        removed += [(knob.name, v, reasons[v]) for v in values[knob.name] if v not in left]
-        if len(left) == 1 and len(values[knob.name]) > 1 and knob.name not in pins:
+        removed += [(knob.name, v, reasons[v]) for v in plan.values[knob.name] if v not in left]
+        if len(left) == 1 and len(plan.values[knob.name]) > 1 and knob.name not in pins:
             inactive.append((knob.name, f"{left[0]} is the only value left here"))
     return tuple(inactive), tuple(removed)

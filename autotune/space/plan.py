@@ -88,10 +88,10 @@ class Plan:
         implied: frozenset[str],
     ) -> None:
         self.knobs = knobs
-        self._values = values
+        self.values = values
         self._context = context
         self._pins = pins
-        self._implied = implied
+        self.implied = implied
         self._live = tuple(
             frozenset(
                 earlier.name
@@ -117,7 +117,7 @@ class Plan:
         """Return the values of knob number ``index`` that are legal in some state."""
         legal = [step.legal for step in self.steps[index].values()]
         name = self.knobs[index].name
-        return tuple(v for v in self._values[name] if any(v in values for values in legal))
+        return tuple(v for v in self.values[name] if any(v in values for values in legal))
 
     def _state(self, index: int, candidate: Candidate) -> State:
         live = self._live[index]
@@ -146,7 +146,7 @@ class Plan:
             return Step(inactive, (), ())
         legal: list[Value] = []
         refused: list[tuple[Value, str]] = []
-        for value in self._values[name]:
+        for value in self.values[name]:
             reason = context.refusals.get(name, {}).get(str(value))
             if reason is None and knob.refuse:
                 reason = knob.refuse(value, seen, context)
@@ -156,7 +156,7 @@ class Plan:
                 legal.append(value)
             else:
                 refused.append((value, reason))
-        if name in self._implied and legal:
+        if name in self.implied and legal:
             legal = [nearest(knob, legal)]
         return Step(None, tuple(legal), tuple(refused))
 
@@ -211,7 +211,7 @@ class Plan:
                 return f"it leaves {name} without a value"
             value, reason = step.refused[0]
             text = f"it leaves {name} without a legal value ({value}: {reason})"
-            return Refusal(text, hint=reason.hint) if isinstance(reason, Refusal) else text
+            return Refusal(text, remedies=reason.remedies) if isinstance(reason, Refusal) else text
         return self._dead_end(index + 1, next(iter(self._following(index, state, step))))
 
     def _reachable(self, all_steps: list[dict[State, Step]]) -> list[dict[State, Step]]:

@@ -32,6 +32,7 @@ class SearchSpace:
         name: What reports call the space.
         description: For people.
         fixed: TRL keys that every candidate has.
+        places: Where each of those was read, such as ``my.yaml, line 7``.
     """
 
     knobs: tuple[Knob, ...]
@@ -39,6 +40,9 @@ class SearchSpace:
     name: str = field(default="custom", kw_only=True)
     description: str = field(default="", kw_only=True)
     fixed: Mapping[str, Any] = field(default_factory=dict, kw_only=True)
+    places: Mapping[str, str] = field(
+        default_factory=dict, kw_only=True, compare=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "knobs", tuple(self.knobs))
@@ -79,6 +83,7 @@ class SearchSpace:
             name=path.stem,
             description=parts.description,
             fixed=parts.fixed,
+            places=parts.places,
         )
 
     @staticmethod

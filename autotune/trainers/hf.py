@@ -9,11 +9,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
+import itertools
+import re
+import typing
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 import yaml
 from datasets import Dataset, disable_caching, disable_progress_bars, load_from_disk
 from tqdm import tqdm
@@ -48,6 +53,11 @@ def parse(config_class: type, mapping: Mapping[str, Any], folder: Path) -> tuple
     for key in mapping:
         if key not in known:
             raise UnknownNameError("TRL key", key, known)
+    for key, choices in _closed_values(classes).items():
+        value = mapping.get(key)
+        # A dtype may be any of PyTorch's, whatever TRL offers on its command line.
+        if isinstance(value, str) and value not in choices and not _is_dtype(key, value):
+            raise UnknownNameError(f"value of {key}", value, choices)
     path = folder / "config.yaml"
     path.write_text(yaml.safe_dump(dict(mapping), sort_keys=False))
     said = io.StringIO()
@@ -59,7 +69,27 @@ def parse(config_class: type, mapping: Mapping[str, Any], folder: Path) -> tuple
     except SystemExit as error:
         # argparse prints its usage and exits; its last line says what is wrong.
         lines = said.getvalue().strip().splitlines() or ["a value is refused"]
-        raise ValueError(lines[-1].partition("error: ")[2] or lines[-1]) from error
+        said_last = lines[-1].partition("error: ")[2] or lines[-1]
+        raise ValueError(re.sub(r"^argument --(\w+)[^:]*", r"\1", said_last)) from error
+
+
+def _closed_values(classes: Sequence[type]) -> dict[str, list[str]]:
+    """Return the values that a key can have, of those keys that have a few."""
+    found = {}
+    for kind in classes:
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            kinds = (hints[field.name], *typing.get_args(hints[field.name]))
+            enums = [item for item in kinds if isinstance(item, type) and issubclass(item, Enum)]
+            values = [str(item.value) for item in itertools.chain.from_iterable(enums)]
+            choices = field.metadata.get("choices") or values
+            if choices:
+                found[field.name] = [str(choice) for choice in choices]
+    return found
+
+
+def _is_dtype(key: str, value: str) -> bool:
+    return key == "dtype" and isinstance(getattr(torch, value, None), torch.dtype)
 
 
 def probe_overlay(spec: ProbeSpec, device: DeviceBackend) -> dict[str, Any]:

@@ -65,6 +65,7 @@ class KtoAdapter(raw.RawRowsAdapter):
             _described(tokens),
             longest,
             extra_lengths=request.get("max_lengths", ()),
+            positions=opened.facts.max_positions,
             kind="unpaired preference, conversational" if chat else "unpaired preference",
             columns=lengths,
         )

@@ -158,7 +158,9 @@ def profile_of(
     *,
     extra_lengths: Sequence[int],
     kind: str,
+    positions: int | None = None,
     num_empty: int = 0,
+    odd_roles: Mapping[str, int] | None = None,
     sequences_per_row: int = 1,
     columns: Mapping[str, Sequence[int]] | None = None,
 ) -> DataProfile:
@@ -169,12 +171,17 @@ def profile_of(
         lengths: Tokens of each row's longest sequence. Shape (N,).
         extra_lengths: Lengths to tabulate beyond the useful ones.
         kind: Data format, for people.
+        positions: Longest sequence that the model was made for; None if it does not say.
         num_empty: Rows without a token, dropped before.
+        odd_roles: Roles that chat templates do not commonly know, to their number.
         sequences_per_row: Sequences that the model sees per row: 2 for pairs.
         columns: Column to the tokens of each row in it. Shape (N,) each.
     """
     longest = max(lengths)
-    max_lengths = sorted({*useful_lengths(longest), *(int(x) for x in extra_lengths), longest})
+    extra = {int(length) for length in extra_lengths}
+    if positions is not None and positions < longest:
+        extra.add(positions)  # offered in place of what is beyond it, and may be any number
+    max_lengths = sorted({*useful_lengths(longest), *extra, longest})
     kept = [0] * len(max_lengths)
     dropped = [0] * len(max_lengths)
     num_tokens = 0
@@ -198,6 +205,7 @@ def profile_of(
         format=kind,
         fingerprint=digest.hexdigest()[:16],
         num_empty_rows=num_empty,
+        odd_roles=odd_roles or {},
         sequences_per_row=sequences_per_row,
         column_counts={
             name: dict(sorted(Counter(tokens).items())) for name, tokens in (columns or {}).items()

@@ -60,6 +60,7 @@ class RewardAdapter(raw.RawRowsAdapter):
             _described(tokens),
             longest,
             extra_lengths=request.get("max_lengths", ()),
+            positions=opened.facts.max_positions,
             kind="preference, conversational" if chat else "preference",
             sequences_per_row=2,
             columns=lengths,

@@ -12,6 +12,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from autotune.units import counted
+
 FIRST_WORST_STEPS = 2
 """Steps at the start that hold a worst-case batch: one before and one after the optimizer states
 exist."""
@@ -88,8 +90,8 @@ def plan(
     """
     if len(lengths) < batch_size:
         raise ValueError(
-            f"the processed data set has {len(lengths)} rows, too few for a micro-batch of "
-            f"{batch_size}"
+            f"the processed data set has {counted(len(lengths), 'row')}, too few for a"
+            f" micro-batch of {batch_size}"
         )
     longest = sorted(range(len(lengths)), key=lambda row: (-lengths[row], row))
     full = longest[:batch_size]

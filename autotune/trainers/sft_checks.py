@@ -6,15 +6,28 @@ with an error about something else, where rows are of no format it knows.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from datasets import Dataset
 
 from autotune.errors import UsageError
+from autotune.space.context import KNOWN_ROLES
+from autotune.units import counted
 
 IGNORED = -100
 """Label of a token without loss."""
+
+MAX_ROLE = 40
+"""A text that took the place of a role is shown up to here."""
+
+_CHATS: Mapping[str, tuple[tuple[str, ...], str]] = {
+    "messages": (("messages",), "role"),
+    "conversations": (("conversations",), "from"),
+    "prompt-completion conversational": (("prompt", "completion"), "role"),
+}
+"""Columns with messages by format, and what the role is called there."""
 
 _SAYS_SOMETHING = ("content", "tool_calls", "function_call", "reasoning_content", "thinking")
 _CHAT_HINT = (
@@ -64,6 +77,23 @@ def check_rows(raw: Dataset, kind: str, text_field: str) -> None:
                 )
         if not said and any(raw[column]):
             raise UsageError(f"no message in {column!r} has any 'content'.", hint=hint)
+
+
+def odd_roles(raw: Dataset, kind: str) -> dict[str, int]:
+    """Return roles that chat templates do not commonly know, to the number of messages with each.
+
+    All rows are looked at; TRL hands any role on to the chat template.
+    """
+    columns, key = _CHATS.get(kind, ((), ""))
+    found = Counter(
+        message[key][:MAX_ROLE]
+        for column in columns
+        if column in raw.column_names
+        for messages in raw[column]
+        for message in messages or ()
+        if message[key] not in KNOWN_ROLES
+    )
+    return dict(found.most_common())
 
 
 def _text_problem(value: object) -> str | None:
@@ -161,7 +191,8 @@ def check_ids(
     for ids, labels in zip(rows["input_ids"], rows["labels"], strict=True):
         if len(ids) != len(labels):
             raise UsageError(
-                f"a row of the data set has {len(ids)} token ids but {len(labels)} labels.",
+                f"a row of the data set has {counted(len(ids), 'token id')} but"
+                f" {counted(len(labels), 'label')}.",
                 hint="Give every token a label; -100 is for those without loss.",
             )
         wrong = _outside({*ids, *labels} - {IGNORED}, vocab_size)

@@ -14,7 +14,7 @@ from trl import SFTConfig, SFTTrainer
 
 from autotune.errors import UsageError
 from autotune.trainers import preparing
-from autotune.trainers.sft_checks import IGNORED, check_ids, check_rows
+from autotune.trainers.sft_checks import IGNORED, check_ids, check_rows, odd_roles
 
 _FORMATS = (
     ("input_ids", ("input_ids",), "pre-tokenised"),
@@ -45,6 +45,7 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
         opened.training_args,
     )
     kind, num_empty, num_embeddings = "assumed", 0, 0
+    roles: dict[str, int] = {}
     if request.get("assume") is not None:
         rows = _made_up(opened.facts.vocab_size, **request["assume"])
     else:
@@ -52,6 +53,7 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
         kind = _format(raw, training_args.dataset_text_field)
         _check_chat_template(raw, tokenizer, kind, opened.model_args.model_name_or_path)
         check_rows(raw, kind, training_args.dataset_text_field)
+        roles = odd_roles(raw, kind)
         rows, num_empty, num_embeddings = _tokenise(raw, tokenizer, training_args, folder)
     check_ids(
         rows,
@@ -69,8 +71,10 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
         _described(rows),
         lengths,
         extra_lengths=request.get("max_lengths", ()),
+        positions=opened.facts.max_positions,
         kind=kind,
         num_empty=num_empty,
+        odd_roles=roles,
     )
     kept = rows.select_columns(["input_ids", "labels"]).add_column("num_tokens", lengths)
     return preparing.answer(opened, kept, profile, folder)

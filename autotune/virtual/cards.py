@@ -227,7 +227,9 @@ def find(name: str) -> Card:
         else:
             return _of_size(size, text)
     names = [*cards, *(alias for card in cards.values() for alias in card.aliases)]
-    raise UnknownNameError("card", name, names, listing="`autotune gpus` lists all cards.")
+    raise UnknownNameError(
+        "card", name, names, listing="`autotune gpus` lists all cards.", num_known=len(cards)
+    )
 
 
 def is_known(name: str) -> bool:

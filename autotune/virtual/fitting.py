@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from autotune.probe.prediction import MEMORY_MARGIN
-from autotune.units import format_gib
+from autotune.units import format_gib, format_gib_apart
 from autotune.virtual import cards
 from autotune.virtual.allocator import OutOfMemory
 from autotune.virtual.cards import Card
@@ -42,7 +42,7 @@ class Fit:
         """Return one line for people."""
         verdict = "fits" if self.fits else "does not fit" if self.out_of_memory else "too close"
         return (
-            f"{verdict}: {format_gib(self.used_bytes)} of {format_gib(self.memory_bytes)} used"
+            f"{verdict}: {' of '.join(format_gib_apart(self.used_bytes, self.memory_bytes))} used"
             f" (allocated {format_gib(self.allocated_bytes)}, reserved"
             f" {format_gib(self.reserved_bytes)}), predicted"
         )

@@ -186,9 +186,7 @@ def _patch_transformers(stack: contextlib.ExitStack, session: Session) -> None:
     # and does not say which it asked.
     def has_bf16() -> bool:
         if not session.supports_bf16:
-            raise NotOnCard(
-                f"{session.name} does not support bfloat16: set bf16: false, and fp16: true"
-            )
+            raise NotOnCard(f"{session.name} does not support bfloat16")
         return True
 
     stack.enter_context(mock.patch.object(arguments, "is_torch_bf16_gpu_available", has_bf16))

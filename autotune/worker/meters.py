@@ -14,6 +14,7 @@ from autotune.devices import host
 from autotune.devices.base import DeviceBackend
 from autotune.probe.result import Measurement, MemoryPeak, StepRecord
 from autotune.trainers.base import DivergedError
+from autotune.units import counted
 
 PHASES_FILE = "events.jsonl"
 
@@ -123,9 +124,8 @@ class StepRecorder:
         last = len(self._steps) - self._num_after
         measured = tuple(self._steps[self._num_before : last]) or self._between()
         if not measured:
-            raise ValueError(
-                f"the trainer ended after {len(self._steps)} steps, before a measured one"
-            )
+            steps = counted(len(self._steps), "step")
+            raise ValueError(f"the trainer ended after {steps}, before a measured one")
         return Measurement(
             source=self._device.source,
             device_kind=self._device.kind,

@@ -10,7 +10,7 @@ import pytest
 from cli_kit import Done
 
 from autotune import doctor
-from autotune.errors import ExecutorError
+from autotune.errors import ExecutorError, UsageError
 from autotune.space import trl_keys
 
 
@@ -60,6 +60,46 @@ def test_what_a_space_fixes_is_shown_and_checked(
     # Without TRL nothing can be said about its keys.
     monkeypatch.setattr(trl_keys, "known_keys", lambda trainer: frozenset())
     assert cli("spaces", "mine.yaml").code == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("learning_rate: fast", "mine.yaml, line 6: learning_rate is 'fast', not a number."),
+        ("learning_rate: [1]", "mine.yaml, line 6: learning_rate is a list, not a number."),
+        ("warmup_steps: 1.5.2", "mine.yaml, line 6: warmup_steps is '1.5.2', not a number."),
+        ("seed: many", "mine.yaml, line 6: seed is 'many', not a whole number."),
+        ("dataloader_drop_last: maybe", "dataloader_drop_last is 'maybe', not true or false."),
+        ("learning_rte: 1", "mine.yaml, line 6: unknown TRL key 'learning_rte'."),
+        ("learning_rate: '1e-4'", ""),
+        ("learning_rate: null", ""),
+    ],
+)
+def test_a_fixed_value_of_a_wrong_type_is_told_with_its_line(
+    line: str, told: str, cli: Callable[..., Done]
+) -> None:
+    pytest.importorskip("trl")
+    if line.partition(":")[0] not in {*trl_keys.known_keys("sft"), "learning_rte"}:
+        pytest.skip("this TRL has no such key")
+    text = f"schema: 1\ntrainer: sft\nknobs:\n  lora_r: [4]\nfixed:\n  {line}\n"
+    Path("mine.yaml").write_text(text)
+    done = cli("spaces", "mine.yaml")
+    assert done.code == (2 if told else 0)
+    assert told in done.err
+
+
+def test_a_search_names_the_line_of_a_fixed_value_that_trl_refuses(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    def refuse(request: Any) -> dict[str, Any]:
+        raise UsageError("TRL refuses the configuration: learning_rate: invalid float 'x'.")
+
+    machine["answers"] = {**machine["answers"], "prepare": refuse}
+    text = "schema: 1\nknobs:\n  lora_r: [4]\nfixed:\n  weight_decay: 0.1\n  learning_rate: x\n"
+    Path("mine.yaml").write_text(text)
+    done = cli("search", "some/model", "some/rows", "--space", "mine.yaml")
+    assert done.code == 2
+    assert "error: mine.yaml, line 6: TRL refuses the configuration" in done.err
 
 
 @pytest.mark.parametrize(

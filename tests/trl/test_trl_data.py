@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -91,6 +93,37 @@ def test_rows_are_those_that_sft_trainer_makes(
     assert answer["model"]["has_chat_template"]
     assert answer["model"]["architecture"] == "LlamaForCausalLM"
     assert answer["model"]["keeps_documents_apart"] == {"sdpa": True, "eager": True}
+
+
+@pytest.mark.parametrize("name", ["messages", "from-value", "prompt-completion-chat"])
+def test_roles_that_trl_hands_on_to_the_template_are_counted(
+    name: str,
+    executor: SubprocessExecutor,
+    model: str,
+    chats: Rows,
+    tmp_path: Path,
+    work: Path,
+) -> None:
+    make, _ = FORMATS[name]
+    text = json.dumps(make(chats, model)).replace('"user"', '"usr"')
+    rows = json.loads(text)
+    keys = keys_for(model, write_jsonl(tmp_path / "rows.jsonl", rows))
+    profile, _ = prepared(prepare(executor, work, keys))
+    assert profile.odd_roles == {"usr": text.count('"usr"')}
+    assert "'usr'" in profile.notices()[0]
+
+
+def test_a_model_s_positions_are_tabled_where_rows_are_longer(
+    executor: SubprocessExecutor, model: str, chats: Rows, tmp_path: Path, work: Path
+) -> None:
+    folder = tmp_path / "short"
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 21}))
+    keys = keys_for(str(folder), write_jsonl(tmp_path / "rows.jsonl", chats))
+    profile, _ = prepared(prepare(executor, work, keys))
+    assert 21 in profile.max_lengths
+    assert profile.longest > 21
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -73,7 +73,7 @@ ROWS: dict[str, tuple[Rows, str]] = {
     "ids beyond the model": ([{"input_ids": [1, 99_999]}], "99999"),
     "labels beyond the model": ([{"input_ids": [1, 2], "labels": [1, 99_999]}], "99999"),
     "no labels": ([{"input_ids": [1, 2], "labels": None}], "'labels'"),
-    "few labels": ([{"input_ids": [1, 2], "labels": [1]}], "1 labels"),
+    "few labels": ([{"input_ids": [1, 2], "labels": [1]}], "1 label."),
     "chats and texts": (
         [*said(role="user", content="a") * 2, {"text": "b"}],
         "row 1 has messages, row 3 has text",

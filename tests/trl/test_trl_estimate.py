@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import yaml
 from trl import ScriptArguments
 from trl_kit import CARD, predicted, virtual_tuner
 
-from autotune.errors import AutotuneError, UsageError
+from autotune.errors import AutotuneError, UnknownNameError, UsageError
 from autotune.estimate import Estimator
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.probe import trl_config, trl_file
@@ -124,6 +125,7 @@ def test_what_trl_refuses_is_said(
     with pytest.raises(UsageError, match="invalid int value: 'four'") as caught:
         predicted(virtual, tmp_path / "four.yaml", config, assume_length=8)
     assert "`fixed:`" not in caught.value.hint
+    assert caught.value.message.startswith(f"{tmp_path / 'four.yaml'}, line ")
     config = {"model_name_or_path": made["model"], "dataset_name": str(tmp_path / "nowhere")}
     with pytest.raises(Exception, match="data set") as missing:
         predicted(virtual, tmp_path / "missing.yaml", config)
@@ -131,10 +133,44 @@ def test_what_trl_refuses_is_said(
 
 
 @pytest.mark.parametrize(
+    ("key", "value", "near"),
+    [
+        ("dtype", "bf16", "bfloat16"),
+        ("optim", "adamw_torch_fusd", "adamw_torch_fused"),
+        ("lr_scheduler_type", "cosin", "cosine"),
+        ("packing_strategy", "bfdd", "bfd"),
+        ("eval_strategy", "step", "steps"),
+    ],
+)
+def test_of_a_few_values_the_nearest_is_named(
+    key: str,
+    value: str,
+    near: str,
+    virtual: SubprocessExecutor,
+    made: dict[str, str],
+    tmp_path: Path,
+) -> None:
+    config = {"model_name_or_path": made["model"], key: value}
+    with pytest.raises(UnknownNameError) as caught:
+        predicted(virtual, tmp_path / "slip.yaml", config, assume_length=8)
+    message = caught.value.message
+    assert re.search(rf"slip.yaml, line \d+: unknown value of {key} '{value}'\.", message)
+    assert caught.value.hint.startswith(f"Did you mean '{near}'")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "auto", "bfloat16"])
+def test_any_dtype_of_pytorch_is_let_through(
+    dtype: str, virtual: SubprocessExecutor, made: dict[str, str], tmp_path: Path
+) -> None:
+    config = {"model_name_or_path": made["model"], "dtype": dtype}
+    (card,) = predicted(virtual, tmp_path / "dtype.yaml", config, assume_length=64).cards
+    assert "dtype" not in card.detail
+
+
+@pytest.mark.parametrize(
     ("keys", "verdict", "hint"),
     [
         ({"attn_implementation": "nonsense"}, "DOES NOT RUN: ", "Change it in "),
-        ({"packing": True, "packing_strategy": "bfdd"}, "DOES NOT RUN: ", "Change it in "),
         (
             {"use_peft": True, "lora_target_modules": ["nope"]},
             "DOES NOT RUN: Target modules",

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import ast
 import copy
 import pickle
+import re
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from autotune import errors
 from autotune.errors import AutotuneError, UnknownNameError
+from autotune.space.pins import parse_pins
+
+PACKAGE = Path(errors.__file__).parent
 
 CLASSES = sorted(
     (
@@ -116,6 +123,14 @@ def test_hundreds_of_known_names_are_not_listed() -> None:
         ("search with --weights random, which", 'search with weights="random", which'),
         ("add --trust-remote-code.", "add trust_remote_code=True."),
         ("`autotune search --device cpu` runs.", "`autotune search --device cpu` runs."),
+        (
+            "--device virtual:rtx-4090 predicts.",
+            'device="virtual:rtx-4090" predicts.',
+        ),
+        ("--device 'virtual:a card' predicts.", 'device="virtual:a card" predicts.'),
+        ("(--pin lora_r: 8 before, 16 now).", '(pins["lora_r"]: 8 before, 16 now).'),
+        ("--pin: unknown knob 'x'.", "pins: unknown knob 'x'."),
+        ("--revision has no effect.", "revision has no effect."),
         ("The option --unheard-of.", "The option --unheard-of."),
         ("", ""),
     ],
@@ -125,3 +140,61 @@ def test_a_script_is_told_of_arguments_and_a_shell_of_options(hint: str, in_pyth
     assert error.hint == hint
     assert error.python_hint == in_python
     assert str(error) == f"It broke. {in_python}".strip()
+    told = errors.UsageError(hint)
+    assert told.message == hint
+    assert told.python_message == str(told) == in_python
+
+
+COMMANDS_ONLY = frozenset(
+    # Options of commands that have no counterpart in Python, of trl and of nvidia-smi.
+    {"all", "assume-length", "config", "dataset", "format", "logging", "max", "model", "output"}
+    | {"plot", "query-gpu", "report", "save", "verbose"}
+)
+OWN_COMMAND_LINES = ("cli/", "worker/__main__.py", "worker/server.py", "executors/connection.py")
+"""Texts that Python never meets, and the worker's own options."""
+
+
+def texts() -> Iterator[tuple[str, str]]:
+    """Yield each text in the package that may end up in an error, and where it is."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = str(path.relative_to(PACKAGE))
+        if name.startswith(OWN_COMMAND_LINES):
+            continue
+        tree = ast.parse(path.read_text())
+        inside = {
+            id(part)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.JoinedStr)
+            for part in ast.walk(node)
+            if part is not node
+        } | {
+            id(node.value)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Expr)  # a docstring
+        }
+        for node in ast.walk(tree):
+            if id(node) in inside:
+                continue
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield f"{name}:{node.lineno}", node.value
+            elif isinstance(node, ast.JoinedStr):
+                parts = [
+                    part.value if isinstance(part, ast.Constant) else "all" for part in node.values
+                ]
+                yield f"{name}:{node.lineno}", "".join(map(str, parts))
+
+
+def test_no_text_of_an_error_names_an_option_in_python() -> None:
+    found = [(where, text) for where, text in texts() if re.search(r"--[a-z]", text)]
+    assert len(found) > 50
+    for where, text in found:
+        shown = re.sub("`[^`]*`", "", str(errors.UsageError(text)))
+        left = set(re.findall(r"--([a-z-]*[a-z])", shown)) - COMMANDS_ONLY
+        assert not left, f"{where}: {text!r} names {left} from Python"
+
+
+def test_an_unknown_pin_is_named_as_python_gives_it() -> None:
+    with pytest.raises(UnknownNameError) as raised:
+        parse_pins((), "sft", {"adaption": "lora"})
+    assert raised.value.message == "--pin: unknown knob 'adaption'."
+    assert str(raised.value).startswith("pins: unknown knob 'adaption'. Did you mean 'adaptation'")

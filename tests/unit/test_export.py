@@ -126,6 +126,21 @@ def test_header_says_measured_or_predicted_and_of_what():
     assert "1.00 GiB measured" in line
 
 
+def test_a_baseline_is_not_compared_with_itself():
+    header = {
+        "peak_bytes": 2**30,
+        "tokens_per_s": {"median": 1000.0, "low": 990.0, "high": 1010.0},
+        "rate_ratio": 1.0,
+        "memory_ratio": 1.0,
+        "changed": {},
+    }
+    text = "\n".join(trl_yaml.header_lines(header, file_name="x"))
+    assert "the baseline's" not in text
+    assert "nothing: this is the baseline" in text
+    other = trl_yaml.header_lines({**header, "changed": {"optim": "sgd"}}, file_name="x")
+    assert "\n".join(other).count("1.00 x the baseline's") == 2
+
+
 def test_header_of_a_trainer_without_a_command_shows_none():
     lines = trl_yaml.header_lines({"trainer": "orpo"}, file_name="x")
     assert not any("trl " in line for line in lines)

@@ -10,7 +10,7 @@ from autotune.plan import Request
 from autotune.probe import sources
 from autotune.space.space import SearchSpace
 from autotune.testing.contexts import make_context, make_model
-from autotune.units import GIB
+from autotune.units import GIB, parse_bytes
 from autotune.virtual import cards
 
 RTX_4090 = cards.device_info(cards.find("rtx-4090"), "virtual:rtx-4090")
@@ -71,3 +71,37 @@ def test_what_a_virtual_card_takes_beside_the_weights_is_its_context():
         model = make_model(num_parameters=10**12)
         with pytest.raises(UsageError, match=rf"beside the 2.00 GiB {whose}"):
             membudget.check_weights(GIB, 2 * GIB, make_context(device=device, model=model))
+
+
+def test_a_budget_as_the_memory_is_printed_is_all_of_it():
+    t4 = cards.device_info(cards.find("t4"), "virtual:t4")
+    asked = parse_bytes("14.56GiB")
+    assert asked > t4.total_bytes
+    assert membudget.decide(asked, t4, None)[0] == t4.total_bytes
+
+
+def test_sizes_that_differ_are_printed_apart():
+    with pytest.raises(UsageError, match=r"of 2\.000000 GiB is below .* 2\.000001 GiB\."):
+        membudget.check_occupied(2 * GIB, 2 * GIB + 1000, REAL)
+
+
+def test_a_larger_budget_is_a_hint_only_where_the_device_has_it():
+    t4 = cards.device_info(cards.find("t4"), "virtual:t4")
+    context = make_context(device=t4, model=make_model(num_parameters=8_000_000_000))
+    with pytest.raises(UsageError) as caught:
+        membudget.check_weights(3 * GIB, 0, context)
+    # 4-bit weights would be smaller, but cannot be trained on without bfloat16.
+    assert caught.value.hint == "Choose a smaller model, or a card with more memory."
+    context = make_context(device=RTX_4090, model=make_model(num_parameters=8_000_000_000))
+    with pytest.raises(UsageError) as caught:
+        membudget.check_weights(3 * GIB, GIB // 2, context)
+    assert caught.value.hint == "Raise --memory-budget above 4.23 GiB, or choose a smaller model."
+    with pytest.raises(UsageError) as caught:
+        membudget.check_occupied(20 * GIB, 24 * GIB, RTX_4090)
+    assert caught.value.hint == "Choose a card with more memory."
+
+
+def test_a_quantised_checkpoint_needs_no_bitsandbytes_to_be_small():
+    model = make_model(num_parameters=8_000_000_000, quantized=True)
+    context = make_context(device=RTX_4090, model=model, packages={"peft": "0.21.2"})
+    membudget.check_weights(8 * GIB, 0, context)

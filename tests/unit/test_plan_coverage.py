@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def test_rows_that_trl_s_length_keeps_need_no_notice(tmp_path: Path) -> None:
 
 def test_a_pinned_length_that_cuts_more_names_the_option(tmp_path: Path) -> None:
     pins = {"max_length": "512", "batching": "padded"}
-    with pytest.raises(SpaceError, match=r"--min-coverage.*Lower min_coverage"):
+    with pytest.raises(SpaceError, match=r"min_coverage.*Lower min_coverage"):
         plan_of(tmp_path, pins=pins, min_coverage=0.95)
     # Without the option, who pins a length has decided what is cut.
     plan = plan_of(tmp_path / "pinned", pins=pins)
@@ -75,7 +76,7 @@ def test_weights_above_the_budget_change_the_baseline_with_a_notice(tmp_path: Pa
         (make_context(device=make_cpu(supports_bf16=False)), ("adaptation=lora_4bit",)),
         (
             make_context(device=make_gpu(supports_bf16=False)),
-            ("dtype=float16",),
+            ("adaptation=lora", "dtype=float16"),
         ),
         (make_context(packages={"peft": "0.21.2"}), ("dtype=bfloat16",)),
         (make_context(model=make_model(quantized=True)), ("dtype=bfloat16",)),
@@ -85,6 +86,30 @@ def test_pins_that_make_weights_smaller(
     tmp_path: Path, context: Context, pins: tuple[str, ...]
 ) -> None:
     assert plan_of(tmp_path, context, min_coverage=0.0).lean_pins == pins
+
+
+def test_pins_that_make_weights_smaller_are_possible_beside_those_given(tmp_path: Path) -> None:
+    old = make_context(device=make_gpu(supports_bf16=False))
+    plan = plan_of(tmp_path, old, pins={"lora_r": "8", "adaptation": "lora"}, min_coverage=0.0)
+    given = {**plan.request.pins, **dict(pin.split("=") for pin in plan.lean_pins)}
+    assert given["dtype"] == "float16"
+    assert plan_of(tmp_path / "again", old, pins=given, min_coverage=0.0).space.size()
+
+
+def test_what_keeps_more_of_the_rows_is_named_only_if_it_is_possible(tmp_path: Path) -> None:
+    pins = {"max_length": "512", "batching": "padded"}
+    with pytest.raises(SpaceError) as caught:
+        plan_of(tmp_path, pins=pins, min_coverage=0.95)
+    hint = caught.value.hint
+    assert "or allow longer rows (max_length=2560), or split rows instead" in hint
+    lower = re.search(r"Lower --min-coverage to (0\.\d+)", hint)
+    assert lower is not None
+    assert plan_of(tmp_path / "lower", pins=pins, min_coverage=float(lower[1])).space.size()
+    # Of a model with fewer positions no longer rows can be asked for.
+    short = make_context(model=make_model(max_positions=1024))
+    with pytest.raises(SpaceError) as caught:
+        plan_of(tmp_path / "short", short, pins=pins, min_coverage=0.95)
+    assert "allow longer rows" not in caught.value.hint
 
 
 def test_the_shortest_length_that_is_allowed_is_offered(tmp_path: Path) -> None:

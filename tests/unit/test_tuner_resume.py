@@ -93,8 +93,9 @@ def test_another_search_is_not_resumed(change: dict[str, Any], named: str, run: 
     make_tuner(run).search(Budget(2))
     before = (run / "probes.jsonl").read_bytes()
     executor = make_executor()
-    with pytest.raises(StudyMismatchError, match=named) as caught:
+    with pytest.raises(StudyMismatchError) as caught:
         make_tuner(run, executor, resume=True, **change).search(Budget(4))
+    assert named in caught.value.message
     assert caught.value.hint
     assert executor.submitted == []
     assert (run / "probes.jsonl").read_bytes() == before

@@ -125,3 +125,31 @@ def test_rates_are_shown(value: float | None, shown: str) -> None:
 def test_a_number_beyond_all_measure_is_refused(parse: Any) -> None:
     with pytest.raises(ValueError, match="beyond all measure"):
         parse("9" * 400)
+
+
+@pytest.mark.parametrize(
+    ("count", "noun", "text"),
+    [
+        (1, "row", "1 row"),
+        (0, "row", "0 rows"),
+        (1200, "row", "1,200 rows"),
+        (1, "micro-batch", "1 micro-batch"),
+        (2, "micro-batch", "2 micro-batches"),
+        (20_000, "candidate", "20,000 candidates"),
+    ],
+)
+def test_a_count_has_its_noun_in_the_right_number(count: int, noun: str, text: str) -> None:
+    assert units.counted(count, noun) == text
+
+
+def test_sizes_set_against_each_other_look_different_if_they_differ() -> None:
+    assert units.format_gib_apart(units.GIB, 2 * units.GIB) == ("1.00 GiB", "2.00 GiB")
+    assert units.format_gib_apart(units.GIB, units.GIB) == ("1.00 GiB", "1.00 GiB")
+    near = 2 * units.GIB + 3 * units.MIB
+    assert units.format_gib_apart(2 * units.GIB, near) == ("2.000 GiB", "2.003 GiB")
+    assert len(set(units.format_gib_apart(64 * units.GIB, 64 * units.GIB + 1))) == 2
+
+
+@pytest.mark.parametrize("size", [units.GIB, 5_999_999_999, 300_000_001, 48 * units.GIB + 1])
+def test_a_budget_as_it_is_printed_rounded_up_holds_the_size(size: int) -> None:
+    assert size <= units.parse_bytes(units.format_gib_up(size)) <= size + units.GIB / 100

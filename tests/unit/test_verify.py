@@ -65,6 +65,22 @@ def test_what_cannot_be_told_apart_is_within() -> None:
     )
 
 
+def test_a_single_probe_has_no_spread_to_be_outside_of() -> None:
+    phases = {"load": MemoryPeak(used_bytes=9 * GIB, resident_bytes=1 * GIB)}
+    trial = make_trial(1, results=(make_result(make_measurement(phases=phases)),))
+    (peak,) = compare(trial, resident=round(1.013 * GIB))
+    assert not peak.has_spread
+    assert not peak.is_outside
+    assert peak.text() == (
+        "resident peak 1.01 GiB, +1.3% against the report's 1.00 GiB, of a single probe: there is"
+        " no spread to be within"
+    )
+    # The rate's is over the steps, of which one probe has several.
+    assert trial.tokens_per_s is not None
+    (rate,) = compare(trial, rate=2 * trial.tokens_per_s.median)
+    assert rate.is_outside
+
+
 def test_a_run_is_compared_with_its_trial(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "import time\nfor n in (10, 20, 30):\n print(" + repr(LOG) + ".format(n))\n"
     stand_in(monkeypatch, script + " time.sleep(0.05)\n")

@@ -8,7 +8,7 @@ from typing import Any
 
 from autotune.space.context import Context
 from autotune.space.domains import Choice, IntRange, PowerOfTwo, Quantiles, Value
-from autotune.space.knob import LEAST, Candidate, Knob, Refusal, add, at_least, loads_alike
+from autotune.space.knob import LEAST, Candidate, Knob, Refusal, Remedy, add, at_least, loads_alike
 from autotune.space.lengths import round_up_useful
 from autotune.space.packing import too_few_rows
 
@@ -123,9 +123,37 @@ def _refuse_length(value: Value, candidate: Candidate, context: Context) -> str 
         return Refusal(
             f"cutting rows at {value} tokens keeps {math.floor(coverage * 10_000) / 100:.2f}% of"
             f" the loss tokens, less than the {context.min_coverage * 100:g}% of --min-coverage",
-            hint="Lower --min-coverage, or allow longer rows (max_length) or batching=bfd_split.",
+            remedies=_longer_rows(coverage, context),
         )
     return None
+
+
+def _longer_rows(coverage: float, context: Context) -> tuple[Remedy, ...]:
+    """Return what helps where cutting rows keeps too small a share of the loss tokens."""
+    lower = math.floor(coverage * 10_000) / 10_000
+    enough = (
+        n for n in context.data.max_lengths if context.data.coverage(n) >= context.min_coverage
+    )
+    found = [
+        Remedy(
+            text=f"lower --min-coverage to {lower:g}",
+            context={"min_coverage": lower},
+            kind="coverage",
+        ),
+        *(
+            Remedy(
+                text=f"allow longer rows (max_length={length})",
+                pins={"max_length": length},
+                kind="length",
+            )
+            for length in itertools.islice(enough, 1)
+        ),
+        Remedy(
+            text="split rows instead of cutting them (batching=bfd_split)",
+            pins={"batching": "bfd_split"},
+        ),
+    ]
+    return tuple(found)
 
 
 def _loads_rows(larger: Value, smaller: Value, candidate: Candidate, context: Context) -> bool:

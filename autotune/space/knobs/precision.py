@@ -8,7 +8,7 @@ from autotune.space.context import Context
 from autotune.space.domains import Choice, IntRange, PowerOfTwo, Value
 from autotune.space.knob import LEAST, Candidate, Knob, Refusal, add, at_least, loads_alike
 from autotune.space.knobs.packages import missing
-from autotune.space.weights import excess, smallest_dtype
+from autotune.space.weights import excess, remedies, smallest_dtype
 
 _ADAPTATIONS: dict[str, dict[str, Any]] = {
     "full": {"use_peft": False, "load_in_8bit": False, "load_in_4bit": False},
@@ -86,11 +86,14 @@ def _refuse_adaptation(value: Value, candidate: Candidate, context: Context) -> 
         return "the checkpoint is already quantised"
     if name != "lora" and not context.device.supports_bf16 and context.device.trains_in_fp16:
         # sft_trainer.py in TRL; PyTorch's issue 127176.
-        return (
+        return Refusal(
             f"{context.device.label} trains with fp16, and TRL gives quantised models adapters in"
-            " bfloat16, whose gradients PyTorch's scaler refuses"
+            " bfloat16, whose gradients PyTorch's scaler refuses",
+            remedies=remedies(context),
         )
-    return missing(context, _ADAPTATION_NEEDS[name]) or _too_large(name, context)
+    if reason := missing(context, _ADAPTATION_NEEDS[name]):
+        return Refusal(reason, remedies=remedies(context))
+    return _too_large(name, context)
 
 
 def _too_large(adaptation: str, context: Context) -> Refusal | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from autotune.errors import UnknownNameError
 from autotune.probe import refusals
 from autotune.probe.result import Outcome, ProbeResult
 from autotune.virtual.errors import NoKernel, NotOnCard, NotVirtual
@@ -12,6 +15,26 @@ from autotune.virtual.errors import NoKernel, NotOnCard, NotVirtual
 def ended(error_type: str | None, outcome: Outcome = Outcome.UNSUPPORTED) -> ProbeResult:
     detail = f"{error_type}: liger-kernel is not available"
     return ProbeResult(probe_id="0", outcome=outcome, error_type=error_type, detail=detail)
+
+
+@pytest.mark.parametrize(
+    ("message", "place"),
+    [
+        ("TRL refuses the configuration: lr: invalid float value: 'x'.", "my.yaml, line 2: "),
+        ("TRL refuses the configuration: --lr_end is odd.", "my.yaml, line 3: "),
+        ("unknown TRL key 'lr'.", "my.yaml, line 2: "),
+        ("unknown value of lr 'x'.", "my.yaml, line 2: "),
+        ("unknown value of lrs 'x'.", ""),
+        ("the data set 'lr' is empty.", ""),
+    ],
+)
+def test_what_a_key_is_to_blame_for_names_its_line(message: str, place: str) -> None:
+    places = {"lr": "my.yaml, line 2", "lr_end": "my.yaml, line 3"}
+    error = UnknownNameError("x", "y", ["z"])
+    error.message = message
+    found = refusals.at_its_line(error, places)
+    assert type(found) is UnknownNameError
+    assert (found.message, found.hint) == (f"{place}{message}", error.hint)
 
 
 @pytest.mark.parametrize(
@@ -50,4 +73,30 @@ def test_what_pytorch_says_of_half_gradients_is_put_in_keys() -> None:
     result = ProbeResult(
         probe_id="0", outcome=Outcome.UNSUPPORTED, error_type="ValueError", detail=detail
     )
+    assert "dtype: float32 in my.yaml" in refusals.hint(result, "my.yaml")
+
+
+NO_BF16 = "Tesla T4 does not support bfloat16"
+SCALER = "PyTorch cannot scale bfloat16 gradients on a card, as fp16: true needs"
+
+
+@pytest.mark.parametrize("detail", [NO_BF16, SCALER])
+def test_a_quantised_file_is_not_sent_from_bf16_to_fp16_and_back(detail: str) -> None:
+    result = replace(ended("NotOnCard"), detail=detail)
+    quantised = refusals.quantisation({"load_in_4bit": True, "bf16": True}, checkpoint=False)
+    text = refusals.hint(result, "my.yaml", quantised)
+    assert text.startswith("Choose a card with bfloat16, or train adapters on unquantised weights")
+    assert "(without load_in_4bit, with fp16: true, bf16: false, dtype: float16)" in text
+    # A checkpoint that is quantised has no key to take out.
+    text = refusals.hint(result, "my.yaml", refusals.quantisation({}, checkpoint=True))
+    assert text.startswith("Choose a card with bfloat16. In my.yaml, bf16: false, fp16: false")
+
+
+def test_what_is_not_quantised_is_sent_to_fp16_with_float32_weights() -> None:
+    result = replace(ended("NotOnCard"), detail=NO_BF16)
+    assert refusals.quantisation({"load_in_4bit": False}, checkpoint=False) == ()
+    assert refusals.hint(result, "my.yaml").startswith("Set bf16: false and fp16: true in my.yaml")
+    assert refusals.reason(result) == "Tesla T4 does not support bfloat16"
+    assert "adapters of a quantised model" in refusals.reason(result, ("load_in_8bit",))
+    result = replace(result, detail=SCALER)
     assert "dtype: float32 in my.yaml" in refusals.hint(result, "my.yaml")

@@ -97,7 +97,21 @@ def test_other_files_are_refused(name: str, tmp_path: Path) -> None:
     assert ".jsonl" in caught.value.hint
 
 
-@pytest.mark.parametrize("name", ["gone.jsonl", "./gone", "/gone/rows.csv", "~/gone"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gone.jsonl",
+        "./gone",
+        "/gone/rows.csv",
+        "~/gone",
+        "gone.txt",
+        "gone.tsv",
+        "rows.jsonl.gz",
+        "gone/",
+        "a/b/c",
+        "org/gone.parquet",
+    ],
+)
 def test_a_path_without_data_is_refused(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -129,6 +143,26 @@ def save(folder: Path, *names: str) -> Path:
     state = {"_data_files": [{"filename": name} for name in names]}
     (folder / "state.json").write_text(json.dumps(state))
     return folder
+
+
+def test_a_model_is_not_taken_for_data(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(UsageError, match="looks like a model, not like data") as caught:
+        dataset_keys(str(tmp_path))
+    assert "The model comes first" in caught.value.hint
+    # A note on a data set may be called so, and data may lie beside a model.
+    (tmp_path / "config.json").write_text('{"builder": "x"}')
+    assert dataset_keys(str(tmp_path))["dataset_name"] == str(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    (tmp_path / "tokenizer.json").unlink()
+    (tmp_path / "rows.jsonl").touch()
+    assert dataset_keys(str(tmp_path))["dataset_name"] == str(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["trl-lib/Capybara", "imdb", "org/data-v1.0", "org/rows.v2"])
+def test_a_hub_id_is_left_to_the_hub(name: str) -> None:
+    assert dataset_keys(name)["dataset_name"] == name
 
 
 def test_a_saved_data_set_is_its_arrow_files(tmp_path: Path) -> None:
@@ -200,7 +234,7 @@ def test_a_name_that_cannot_be_looked_up_is_an_error_of_ours(name: str) -> None:
 
 def test_a_revision_of_a_local_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(UsageError, match="--revision has no effect"):
+    with pytest.raises(UsageError, match="revision has no effect"):
         model_keys(str(tmp_path), revision="main")
 
 
@@ -210,7 +244,7 @@ def test_a_configuration_of_local_rows_is_refused(tmp_path: Path) -> None:
     saved.mkdir()
     (saved / "state.json").write_text('{"_data_files": []}')
     for path in (file, saved):
-        with pytest.raises(UsageError, match="--dataset-config has no effect"):
+        with pytest.raises(UsageError, match="dataset_config has no effect"):
             dataset_keys(str(path), config_name="main")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import statistics
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from pictures_kit import PNG, SVG, matplotlib_missed, suffix_refused
 from report_factory import make_profile
 
 from autotune.report import lengths
+from autotune.space.context import DataProfile
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
@@ -73,17 +75,42 @@ def test_only_lengths_that_tell_something_are_shown():
     assert f"--all tables all {len(limits)}" in " ".join(text.split())
     assert len(lengths.render_text(profile, every=True).splitlines()) > len(limits)
     offered = (8, 440, 448, 2048)
-    chosen = [row.max_length for row in lengths.telling_rows(rows, offered)]
-    assert chosen == sorted({*(row.max_length for row in shown), 8, 440, 448})
+    with_offered = lengths.length_rows(profile, offered)
+    chosen = [row.max_length for row in lengths.telling_rows(with_offered, offered)]
+    assert chosen == sorted({*(row.max_length for row in shown), 8, 440, 448, 2048})
     table = lengths.render_text(profile, offered, 0.95)
-    marked = [
-        line.split()[0] for line in table.splitlines() if line.split("*")[0].strip().isdecimal()
-    ]
-    assert marked == ["8*", "440*", "448*"]
+    marked = [line.split()[0] for line in table.splitlines() if re.match(r" *[\d,]+\* ", line)]
+    assert marked == ["8*", "440*", "448*", "2,048*"]
     text = " ".join(table.split())
     assert "A search draws max_length from: 8, 440, 448, 2,048." in text
     assert "Those above the longest row cut nothing" in text
     assert "Those that lose more than 5.0% (--min-coverage) are drawn with bfd_split and" in text
+
+
+@pytest.mark.parametrize("every", [False, True])
+@pytest.mark.parametrize("offered", [(20, 64), (64, 701, 768, 1024), (2048, 4096)])
+def test_table_marks_and_footer_name_the_same_lengths(offered, every):
+    text = lengths.render_text(make_profile(), offered, every=every)
+    marked = re.findall(r"^ *([\d,]+)\* ", text, re.MULTILINE)
+    footer = re.search(r"A search draws max_length from: ([\d, ]+)\.", " ".join(text.split()))
+    assert footer is not None
+    assert marked == footer[1].split(", ") == [f"{value:,}" for value in offered]
+    data = lengths.to_json(make_profile(), offered)
+    assert set(data["offered"]) <= {row["max_length"] for row in data["max_lengths"]}
+
+
+def test_a_length_beyond_the_longest_row_cuts_as_little_as_the_longest():
+    *_, longest, beyond = lengths.length_rows(make_profile(), (4096,))
+    assert replace(beyond, max_length=longest.max_length) == longest
+
+
+def test_odd_roles_are_noted():
+    roles = {f"role{n}": 1 for n in range(6)}
+    profile = replace(make_profile(), odd_roles={"usr": 12, **roles})
+    text = " ".join(lengths.render_text(profile).split())
+    assert "neither system, user, assistant, tool nor developer: 'usr' (12 messages)," in text
+    assert "'role3' (1 message) and 2 more. TRL trains on them" in text
+    assert DataProfile.from_dict(json.loads(json.dumps(profile.to_dict()))) == profile
 
 
 def test_lengths_that_keep_enough_need_no_word():
@@ -119,7 +146,7 @@ def test_bins_cover_every_row_once():
 
 def test_text_and_json():
     text = lengths.render_text(make_profile())
-    assert "10 rows (1 empty ones left out)" in text
+    assert "10 rows (1 empty one left out)" in text
     assert text.count("█") > 40
     assert max(len(line) for line in text.splitlines()) <= 100
     data = json.loads(json.dumps(lengths.to_json(make_profile())))

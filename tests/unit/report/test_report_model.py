@@ -193,6 +193,9 @@ def test_a_picked_trial_exports_with_the_reports_facts(tmp_path):
 def test_a_trial_exports_without_a_report_and_says_that_it_failed(tmp_path):
     text = make_failure(4).export(tmp_path / "x.yaml").read_text()
     assert "DOES NOT WORK: the outcome was device_oom" in text
+    text = make_report([make_failure(4)]).pick(4).export(tmp_path / "y.yaml").read_text()
+    assert "DOES NOT WORK: the outcome was device_oom" in text
+    assert "run it with" not in text
 
 
 def test_probe_work_is_loading_and_training():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
 from report_factory import (
     make_failure,
     make_measurement,
@@ -19,6 +20,7 @@ from autotune.report import Report, warnings
 from autotune.report.model import SIZE_LIMIT
 from autotune.report.picks import pick_notes
 from autotune.report.terminal import render_text
+from autotune.report.trial import Trial
 from autotune.units import GIB
 
 
@@ -47,6 +49,16 @@ def test_where_the_baseline_is_the_fastest_it_is_the_pick_and_the_report_says_so
     assert note in " ".join(render_text(report, width=200).split())
 
 
+def test_a_baseline_in_the_pareto_set_that_is_the_fastest_is_named_so():
+    report = make_report([make_trial(0, 1000, 10), make_trial(1, 500, 5)])
+    assert report.picks()["fastest"] == 0
+    (note,) = pick_notes(report)
+    assert note == (
+        "[fastest] is the baseline, trial 0: no other member of the Pareto set has a higher"
+        " median rate."
+    )
+
+
 def test_a_leaner_trial_within_the_noise_is_explained():
     # 1 is leaner than 2 by less than one per cent and trains the same as the baseline, so that
     # the second table shows it.
@@ -57,7 +69,7 @@ def test_a_leaner_trial_within_the_noise_is_explained():
     ]
     report = make_report(trials)
     assert report.picks()["leanest"] == 2
-    (note,) = pick_notes(report)
+    _, note = pick_notes(report)
     assert note == (
         "[leanest] is trial 2 at 8.77 GiB: trial 1, at 8.70 GiB, needs less within the noise only,"
         " and is slower."
@@ -129,6 +141,8 @@ def test_a_rate_too_wide_to_rank_is_named():
 # --- nothing fits -------------------------------------------------------------------------------
 
 PINS = ("dtype=bfloat16", "adaptation=lora_4bit")
+OWN = {"budget_source": "--memory-budget"}
+CARD = {"name": "virtual:card", "kind": "cuda", "label": "Card", "total_bytes": 24 * GIB}
 
 
 def failed(number, phase, **candidate):
@@ -141,7 +155,7 @@ def test_if_nothing_could_be_loaded_the_weights_are_to_blame():
         failed(0, "load"),
         make_failure(1, results=(), skipped_because="loads at least the weights of trial 0"),
     ]
-    error = make_report(trials, lean_pins=PINS).nothing_fits()
+    error = make_report(trials, lean_pins=PINS, **OWN).nothing_fits()
     assert error.message == (
         "none of 2 trials ran within 16.00 GiB: 2 device_oom. All of them ran out while the model"
         " was loaded: the weights alone do not fit."
@@ -157,7 +171,7 @@ def test_pins_that_were_tried_or_are_not_legal_are_not_named():
     assert "dtype" not in make_report(trials, lean_pins=PINS).nothing_fits().hint
     trials = [failed(0, "load", dtype="bfloat16", adaptation="lora_4bit")]
     for pins in (PINS, ()):
-        error = make_report(trials, lean_pins=pins, min_coverage=0.9).nothing_fits()
+        error = make_report(trials, lean_pins=pins, min_coverage=0.9, **OWN).nothing_fits()
         assert error.hint == "Raise the memory budget, or take a smaller model."
 
 
@@ -185,9 +199,63 @@ def test_of_trials_that_came_as_far_the_one_that_lacked_least_is_named():
         results = (replace(trials[number].results[0], detail=detail),)
         trials[number] = replace(trials[number], results=results)
     assert (
-        "Trial 2 came closest: device_oom in the first step, where 1.25 GiB more were needed."
+        "Trial 2 came closest: device_oom in the first step, where one allocation lacked 1.25 GiB;"
+        " how much more the rest of the run takes is not known."
         in make_report(trials).nothing_fits().message
     )
+
+
+def test_what_the_whole_run_would_need_ranks_and_is_named_where_it_is_predicted():
+    trials = [
+        replace(failed(0, "later_steps"), source="predicted", needed_bytes=49 * GIB),
+        replace(failed(1, "first_step"), source="predicted", needed_bytes=round(22.105 * GIB)),
+        replace(failed(2, "later_steps"), source="predicted"),
+    ]
+    error = make_report(trials, device=CARD, **OWN).nothing_fits()
+    assert error.message == (
+        "none of 3 trials ran within 16.00 GiB: 3 device_oom. Trial 1 came closest: the whole run"
+        " would need a predicted 22.11 GiB, 6.11 GiB more."
+    )
+    assert error.hint == "Raise the memory budget to 22.11 GiB, or widen the search space."
+    # What the card does not have, no budget can be raised to.
+    small = {**CARD, "total_bytes": 20 * GIB}
+    error = make_report(trials, device=small, **OWN).nothing_fits()
+    assert error.hint == "Use a card with more than 22.11 GiB, or widen the search space."
+
+
+def test_what_ran_out_while_it_was_loaded_says_what_it_would_need_in_all():
+    trials = [replace(failed(0, "load"), source="predicted", needed_bytes=8 * GIB)]
+    error = make_report(trials, device=CARD, budget_bytes=6 * GIB, **OWN).nothing_fits()
+    assert error.message.endswith(
+        "the weights alone do not fit. Trial 0 came closest: the whole run would need a predicted"
+        " 8.00 GiB, 2.00 GiB more."
+    )
+    assert error.hint == "Raise the memory budget to 8.00 GiB, or take a smaller model."
+
+
+@pytest.mark.parametrize(
+    ("values", "hint"),
+    [
+        ({"device": CARD, **OWN}, "Raise the memory budget (the card has 24.00 GiB), or widen"),
+        ({"device": CARD}, "Use a card with more memory, or widen"),
+        ({"device": {**CARD, "total_bytes": 16 * GIB}, **OWN}, "Use a card with more memory, or"),
+        ({"device": {**CARD, "kind": "cpu"}}, "Raise the memory budget (the machine has 24.00"),
+    ],
+)
+def test_a_budget_is_to_be_raised_only_where_it_is_the_limit_and_there_is_more(values, hint):
+    assert make_report([make_failure(0)], **values).nothing_fits().hint.startswith(hint)
+
+
+def test_memory_is_no_remedy_against_another_limit():
+    over = make_trial(0, peak_gib=10, feasible=False, violations={"coverage": 0.2})
+    error = make_report([over], lean_pins=PINS, min_coverage=0.9).nothing_fits()
+    assert error.hint == "Lower --min-coverage for shorter rows, or widen the search space."
+
+
+def test_what_was_predicted_beyond_the_card_round_trips():
+    trial = replace(make_failure(0), needed_bytes=GIB)
+    assert Trial.from_dict(json.loads(json.dumps(trial.to_dict()))).needed_bytes == GIB
+    assert "needed_bytes" not in make_failure(0).to_dict()
 
 
 def test_a_trial_that_ran_but_is_over_comes_closest():

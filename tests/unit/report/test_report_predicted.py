@@ -9,8 +9,9 @@ from report_factory import make_measurement, make_report, make_result, make_tria
 
 from autotune.probe import prediction
 from autotune.probe.result import MemoryPeak, Outcome
+from autotune.report import estimated_text
 from autotune.report.cells import ending, rate
-from autotune.report.estimated import CardEstimate
+from autotune.report.estimated import CardEstimate, Estimate
 from autotune.report.terminal import render_text
 from autotune.units import GIB
 from autotune.virtual import cards
@@ -128,6 +129,36 @@ def test_an_estimate_warns_of_what_the_host_must_hold(gib, warned):
     assert found.fits
     assert found.verdict().startswith("FITS: a predicted 10.00 GiB used")
     assert ("WARNING: it needs 286.00 GiB of host memory." in found.verdict()) is warned
+
+
+@pytest.mark.parametrize(
+    ("outcome", "measured", "has_figures"),
+    [
+        (Outcome.OK, True, True),
+        (Outcome.DEVICE_OOM, False, True),
+        (Outcome.UNSUPPORTED, False, False),
+        (Outcome.CRASHED, False, False),
+    ],
+)
+@pytest.mark.parametrize("num_cards", [1, 2])
+def test_verdicts_without_figures_speak_of_none(outcome, measured, has_figures, num_cards):
+    card = CardEstimate(
+        device="virtual:h100",
+        label="H100",
+        memory_bytes=80 * GIB,
+        context_bytes=GIB,
+        budget_bytes=70 * GIB,
+        outcome=outcome,
+        is_refusal=outcome is Outcome.UNSUPPORTED,
+        measurement=predicted(0, 1.0).measurement if measured else None,
+    )
+    refused = replace(card, outcome=Outcome.UNSUPPORTED, is_refusal=True, measurement=None)
+    estimate = Estimate(
+        file="x.yaml", trainer="sft", cards=(card, refused)[:num_cards], coverage=1.0, data="Rows"
+    )
+    text = " ".join(estimated_text.render(estimate, 100).plain.split())
+    assert ("All figures are predicted" in text) is has_figures
+    assert ("trains on 100% of the tokens" in text) is has_figures
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_lines_keep_to_the_width(width):
         ([], ["No trial has ended", "0 trials"]),
         (
             [make_failure(0), make_failure(1, Outcome.TIMEOUT)],
-            ["The baseline does not fit", "None of 2 trials ran", "Raise the memory budget"],
+            ["The baseline does not fit", "None of 2 trials ran", "Use a card with more memory"],
         ),
         (
             [make_failure(0), make_trial(1)],

@@ -81,7 +81,7 @@ def test_predictions_have_no_spread_to_warn_of():
 def test_long_lists_are_cut_and_recommended_trials_come_first():
     trials = [make_trial(n, spread=0.3, num_probes=2) for n in range(9)]
     (text,) = collect(trials, pareto=[8])
-    assert "trials 8, 0, 1, 2, 3 and 4 more" in text
+    assert "trials 0, 1, 2, 3, 8 and 4 more" in text
 
 
 @pytest.mark.parametrize(("share", "warned"), [(None, False), (0.05, False), (0.4, True)])

@@ -55,7 +55,7 @@ def test_a_pin_may_go_beyond_the_space() -> None:
 
 
 def test_unknown_pins() -> None:
-    with pytest.raises(UnknownNameError, match=r"--pin: unknown knob 'batchin'.*'batching'"):
+    with pytest.raises(UnknownNameError, match=r"pins: unknown knob 'batchin'.*'batching'"):
         resolve(batchin="bfd")
 
 

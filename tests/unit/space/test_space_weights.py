@@ -16,6 +16,7 @@ from autotune.units import GIB
 
 EIGHT_BILLION = 8_190_735_360
 BUDGET = round(22.8 * GIB)
+OLD = make_gpu(supports_bf16=False, capability=(7, 5))
 IN_FLOAT32 = "the weights alone take 30.51 GiB in float32, more than the budget of 22.80 GiB"
 
 
@@ -63,7 +64,7 @@ def test_only_what_surely_does_not_fit_is_refused(
     reason = excess(context_of(1_000_000, least - 1), adaptation, dtype)
     assert reason is not None
     assert "more than the budget" in reason
-    assert reason.hint.endswith(".")
+    assert all(remedy.text for remedy in reason.remedies)
 
 
 def test_nothing_is_refused_without_a_budget_or_for_a_quantised_checkpoint() -> None:
@@ -123,14 +124,76 @@ def test_an_error_says_what_would_help(
         assert text in f"{caught.value.message} {caught.value.hint}"
 
 
+def hint_with(context: Context, **pins: Any) -> str:
+    """Return the hint of the error that the pins end in."""
+    with pytest.raises(SpaceError) as caught:
+        resolve(context, QUICK, **pins)
+    return caught.value.hint
+
+
 def test_a_remedy_that_the_device_lacks_is_not_named() -> None:
-    old = make_gpu(supports_bf16=False, capability=(7, 5))
-    reason = excess(context_of(device=old), "full", "float32")
-    assert reason is not None
-    assert "bfloat16" not in reason.hint
+    hint = hint_with(context_of(device=OLD), adaptation="full", dtype="float32")
+    assert "dtype=bfloat16" not in hint
+    assert "lora_4bit" not in hint
 
 
-OLD = make_gpu(supports_bf16=False, capability=(7, 5))
+T4 = make_gpu(
+    label="Tesla T4",
+    supports_bf16=False,
+    capability=(7, 5),
+    total_bytes=round(14.56 * GIB),
+    free_bytes=round(14.56 * GIB),
+)
+"""The card of the hints that led from one to the next and back."""
+
+
+@pytest.mark.parametrize(
+    "pins",
+    [
+        {},
+        {"adaptation": "lora", "dtype": "float16"},
+        {"adaptation": "full"},
+    ],
+)
+def test_where_nothing_helps_on_the_card_no_hint_says_that_it_would(pins: dict[str, str]) -> None:
+    context = context_of(device=T4, budget=round(13.83 * GIB))
+    assert hint_with(context, **pins) == (
+        "Take a smaller model, or a card with bfloat16, which trains adapters on 4-bit weights,"
+        " or a card with more memory."
+    )
+
+
+def test_what_no_model_makes_possible_is_left_out_of_the_hint() -> None:
+    context = context_of(device=T4, budget=round(13.83 * GIB))
+    assert hint_with(context, adaptation="lora_4bit") == (
+        "Take a smaller model and train adapters on its float16 weights (adaptation=lora,"
+        " dtype=float16), or a card with bfloat16, which trains adapters on 4-bit weights."
+    )
+
+
+def test_a_hint_names_only_what_can_be_drawn() -> None:
+    three = context_of(3_000_000_000, round(13.83 * GIB), device=T4)
+    assert hint_with(three, adaptation="lora_4bit").startswith(
+        "Train adapters on float16 weights (adaptation=lora, dtype=float16)"
+    )
+    assert resolve(three, QUICK, adaptation="lora", dtype="float16").size()
+    # A budget is named with its figure, and only up to what the device has.
+    small = context_of(3_000_000_000, 5 * GIB, device=T4)
+    assert hint_with(small, adaptation="lora") == (
+        "Raise --memory-budget above the 5.59 GiB of the weights, or take a smaller model."
+    )
+    assert resolve(replace(small, budget_bytes=round(5.59 * GIB)), QUICK, adaptation="lora").size()
+    without = context_of(packages={"peft": "0.21.2"}, budget=10 * GIB)
+    hint = hint_with(without, adaptation="lora_4bit")
+    assert hint.startswith("Install peft and bitsandbytes for 4-bit weights")
+
+
+def test_only_pins_that_help_are_to_be_dropped() -> None:
+    context = context_of(1_000_000, device=OLD)
+    hint = hint_with(context, adaptation="full", dtype="float16")
+    assert hint.startswith("Drop one of them.")
+    context = context_of(1_000_000, device=OLD, packages={"torch": "2.13.0"})
+    assert hint_with(context, adaptation="full", dtype="float16").startswith("Drop dtype=float16.")
 
 
 @pytest.mark.parametrize("space", [FULL, QUICK])
@@ -154,12 +217,11 @@ def test_without_bfloat16_float16_lets_adapters_fit() -> None:
 
 
 def test_float16_is_named_where_it_would_help() -> None:
-    reason = excess(context_of(device=OLD), "full", "float32")
-    assert reason is not None
-    assert "adaptation=lora, dtype=float16" in reason.hint
-    reason = excess(context_of(device=OLD), "lora", "float32")
-    assert reason is not None
-    assert "(dtype=float16)" in reason.hint
+    hint = hint_with(context_of(device=OLD), adaptation="full")
+    assert "adaptation=lora, dtype=float16" in hint
+    hint = hint_with(context_of(device=OLD), adaptation="lora", dtype="float32")
+    assert "(dtype=float16)" in hint
+    assert "adaptation=lora, dtype" not in hint
 
 
 def test_with_bfloat16_nothing_but_the_reason_is_new() -> None:

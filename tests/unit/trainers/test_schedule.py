@@ -144,7 +144,7 @@ def test_the_order_depends_on_the_seed_alone() -> None:
 
 
 def test_too_few_rows_are_refused() -> None:
-    with pytest.raises(ValueError, match="has 1 rows, too few for a micro-batch of 2"):
+    with pytest.raises(ValueError, match="has 1 row, too few for a micro-batch of 2"):
         make_plan([10])
     with pytest.raises(ValueError, match="has 0 rows"):
         make_plan([])

@@ -279,6 +279,12 @@ def test_what_is_neither_name_nor_size_lists_known_ones(name: str) -> None:
     assert "`autotune gpus` lists all cards" in caught.value.hint
 
 
+def test_cards_are_counted_and_not_what_they_are_also_called() -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        cards.find("nope")
+    assert f"Nearest of {len(cards.catalogue())} known: " in caught.value.hint
+
+
 @pytest.mark.parametrize("name", ["", " ", "0GiB", "-5GiB", "nanGiB", "99999999999999TiB"])
 def test_a_size_that_cannot_be_is_called_one(name: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -250,7 +250,7 @@ def test_without_a_measured_step_there_is_no_measurement(
 ) -> None:
     count(recorder, 1)
     step(recorder, clock, [1.0], 0.0)
-    with pytest.raises(ValueError, match="after 1 steps"):
+    with pytest.raises(ValueError, match="after 1 step,"):
         recorder.measurement()
 
 
