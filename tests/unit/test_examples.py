@@ -98,8 +98,9 @@ def test_the_space_loads() -> None:
     assert space.fixed
 
 
-def test_the_script_uses_what_exists() -> None:
-    path = EXAMPLES / "search_api.py"
+@pytest.mark.parametrize("name", ["search_api.py", "search_trainer.py"])
+def test_the_scripts_use_what_exists(name: str) -> None:
+    path = EXAMPLES / name
     tree = ast.parse(path.read_text())
     compile(tree, str(path), "exec")
     for node in ast.walk(tree):
@@ -253,6 +254,24 @@ def test_the_script_runs(tmp_path: Path) -> None:
     (run,) = (tmp_path / "made").glob("run-*")
     assert (run / "report.json").exists()
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.trl
+@pytest.mark.parametrize("trainer", ["dpo", "kto", "reward"])
+def test_the_script_for_a_trainer_runs(trainer: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "search_trainer.py"), trainer, "--trials", "2"]
+    done = subprocess.run(
+        [*command, "--device", "virtual:rtx-4090", "--folder", str(tmp_path / "made")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert ", predicted: " in done.stdout
+    text = (tmp_path / "made" / f"{trainer}.yaml").read_text()
+    assert f"trl {trainer} --config" in text
 
 
 def test_the_readmes_virtual_accelerator_counts_bytes() -> None:
