@@ -50,7 +50,7 @@ class DpoAdapter(raw.RawRowsAdapter):
         """
         opened = preparing.open_request(DPOConfig, request)
         folder = Path(request["folder"])
-        rows = preparing.open_rows(opened)
+        rows = preparing.open_rows(opened, request)
         columns.require(self.name, rows.column_names)
         tokens = _tokenise(rows, opened, folder)
         lengths = {part: [len(ids) for ids in tokens[f"{part}_ids"]] for part in PARTS}

@@ -50,7 +50,7 @@ class KtoAdapter(raw.RawRowsAdapter):
         """
         opened = preparing.open_request(KTOConfig, request)
         folder = Path(request["folder"])
-        rows = preparing.open_rows(opened)
+        rows = preparing.open_rows(opened, request)
         columns.require(self.name, rows.column_names)
         tokens = _tokenise(rows, opened, folder)
         lengths = {

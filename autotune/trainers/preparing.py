@@ -99,8 +99,17 @@ def open_request(config_class: type, request: Mapping[str, Any]) -> Opened:
     )
 
 
-def open_rows(opened: Opened) -> Dataset:
-    """Return the training split that a request names, as :func:`loading.open_dataset` does."""
+def open_rows(opened: Opened, request: Mapping[str, Any]) -> Dataset:
+    """Return the training split that a request names, as :func:`loading.open_dataset` does.
+
+    Raises:
+        UsageError: If the request asks to make rows up, which only whole sequences can be.
+    """
+    if request.get("assume") is not None:
+        raise UsageError(
+            f"rows cannot be made up for {request['trainer']}, whose rows have several parts.",
+            hint="Leave out --assume-length, and name a data set in the file.",
+        )
     return open_dataset(
         opened.script_args,
         opened.dataset_args,

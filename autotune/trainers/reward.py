@@ -49,7 +49,7 @@ class RewardAdapter(raw.RawRowsAdapter):
         """
         opened = preparing.open_request(RewardConfig, request)
         folder = Path(request["folder"])
-        rows = preparing.open_rows(opened)
+        rows = preparing.open_rows(opened, request)
         columns.require(self.name, rows.column_names)
         tokens = _tokenise(rows, opened, folder)
         lengths = {part: [len(ids) for ids in tokens[f"{part}_ids"]] for part in PARTS}

@@ -49,7 +49,7 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
     if request.get("assume") is not None:
         rows = _made_up(opened.facts.vocab_size, **request["assume"])
     else:
-        raw = preparing.open_rows(opened)
+        raw = preparing.open_rows(opened, request)
         kind = _format(raw, training_args.dataset_text_field)
         _check_chat_template(raw, tokenizer, kind, opened.model_args.model_name_or_path)
         check_rows(raw, kind, training_args.dataset_text_field)

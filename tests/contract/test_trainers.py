@@ -78,7 +78,7 @@ class OrpoAdapter(raw.RawRowsAdapter):
 
     def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
         opened = preparing.open_request(ORPOConfig, request)
-        rows = preparing.open_rows(opened)
+        rows = preparing.open_rows(opened, request)
         columns.require(self.name, rows.column_names, [("prompt", "chosen", "rejected")])
         args = ORPOConfig(output_dir=request["folder"], **preparing.ON_HOST)
         tokens = ORPOTrainer(

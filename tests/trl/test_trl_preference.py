@@ -157,6 +157,13 @@ def test_data_of_another_kind_names_the_columns_and_who_takes_it(
     assert caught.value.hint == "This data would do for: --trainer sft."
 
 
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_rows_of_several_parts_are_not_made_up(trainer: str, tiny: str, tmp_path: Path) -> None:
+    request = request_for(trainer, tiny, tmp_path) | {"assume": {"length": 64, "count": 8}}
+    with pytest.raises(UsageError, match=f"cannot be made up for {trainer}"):
+        load(trainer).prepare(request)
+
+
 # -- what a run takes ---------------------------------------------------------------------------
 
 CONFIGS: dict[str, dict[str, Any]] = {
