@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +22,6 @@ pytestmark = pytest.mark.trl
 TRAINERS = {"dpo": "preference", "kto": "unpaired", "reward": "preference"}
 NUM_ROWS = 40
 every_trainer = pytest.mark.parametrize("trainer", TRAINERS)
-
-
-@pytest.fixture(scope="module")
-def executor() -> Iterator[SubprocessExecutor]:
-    executor = SubprocessExecutor(devices=("cpu",), timeout_s=300)
-    yield executor
-    executor.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +81,7 @@ def test_a_prediction_of_the_exported_file_is_the_searchs(
     tuner = tuner_for(
         trainer, made["model"], data[trainer], tmp_path, device=CARD, executor=virtual
     )
-    trial = tuner.search(Budget(trials=2)).trials[0]
+    trial = tuner.search(Budget(trials=2)).pick(0)
     path = trial.export(tmp_path / "baseline.yaml")
     assert f"trl {trainer} --config" in path.read_text()
     (card,) = Estimator(trl_file.read(path), (CARD,), executor=virtual).run().cards
