@@ -26,6 +26,7 @@ class DpoAdapter(raw.RawRowsAdapter):
     """Builds ``DPOTrainer`` on raw pairs, of which the lengths are known."""
 
     name: ClassVar[str] = "dpo"
+    batches_decide: ClassVar[bool] = True
 
     def config_class(self) -> type:
         """Return ``DPOConfig``."""

@@ -26,6 +26,7 @@ class KtoAdapter(raw.RawRowsAdapter):
     """Builds ``KTOTrainer`` on raw rows, of which the lengths are known."""
 
     name: ClassVar[str] = "kto"
+    batches_decide: ClassVar[bool] = True
 
     def config_class(self) -> type:
         """Return ``KTOConfig``."""

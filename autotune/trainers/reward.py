@@ -26,6 +26,7 @@ class RewardAdapter(raw.RawRowsAdapter):
     """Builds ``RewardTrainer`` on raw pairs, of which the lengths are known."""
 
     name: ClassVar[str] = "reward"
+    batches_decide: ClassVar[bool] = True
 
     def config_class(self) -> type:
         """Return ``RewardConfig``."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import agreement_kit as kit
 import pytest
+from copies_kit import both_ways
 from datasets import load_from_disk
 
 from autotune.errors import UsageError
@@ -245,3 +246,36 @@ def test_rows_that_trl_leaves_out_are_not_counted(
         facts = session._facts
     assert facts["rows_per_epoch"] == kept
     assert 0 < facts["tokens_per_epoch"] <= kept * limit * (1 if trainer == "kto" else 2)
+
+
+# -- what is not run ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def deep(folder: Path) -> str:
+    return kit.write_model(folder / "deep", num_hidden_layers=24)
+
+
+@pytest.mark.parametrize("config", [{}, LORA, {"gradient_checkpointing": False}], ids=str)
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_what_repeats_is_counted_and_not_run(
+    trainer: str,
+    config: dict[str, Any],
+    tmp_path: Path,
+    deep: str,
+    prepared: dict[str, dict[str, Any]],
+) -> None:
+    config = {**SearchSpace.load(trainer).fixed, **config}
+    found = both_ways(
+        tmp_path,
+        deep,
+        prepared[trainer]["data_folder"],
+        {**config, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2},
+        trainer=trainer,
+        measured_steps=1,
+        rows_per_step=2,
+    )
+    # A model that is called twice in a micro-batch, by KTO's KL term or as its own reference, is
+    # run in full.
+    is_called_once = trainer == "reward" or (trainer == "dpo" and "use_peft" not in config)
+    assert (found.num_thinned > 0) == is_called_once
