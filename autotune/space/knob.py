@@ -274,6 +274,7 @@ registry: Registry[Knob] = Registry(
         "autotune.space.knobs.precision",
         "autotune.space.knobs.memory",
         "autotune.space.knobs.preference",
+        "autotune.space.knobs.online",
     ),
 )
 

@@ -15,6 +15,8 @@ BUILTIN = {
     "dpo": "autotune.trainers.dpo",
     "reward": "autotune.trainers.reward",
     "kto": "autotune.trainers.kto",
+    "grpo": "autotune.trainers.grpo",
+    "rloo": "autotune.trainers.rloo",
 }
 """Trainer to the module that registers its adapter when it is imported."""
 

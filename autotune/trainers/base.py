@@ -23,11 +23,15 @@ class Recorder(Protocol):
     """Receives the events of a training run; reads clocks and memory at each."""
 
     def enter_phase(self, name: str) -> None:
-        """Start phase ``name`` (``load``, ``first_step``, ``later_steps``, ``eval``, ``save``)."""
+        """Start phase ``name``, one of ``autotune.probe.result.PHASES``."""
         ...
 
     def begin_step(self) -> None:
         """Start an optimizer step."""
+        ...
+
+    def end_generation(self) -> None:
+        """Close the generation that began with the step."""
         ...
 
     def end_micro_batch(self) -> None:

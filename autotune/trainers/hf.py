@@ -41,14 +41,25 @@ from autotune.trainers.base import LAID_ASIDE, Recorder
 from autotune.trainers.schedule import num_steps, plan, probe_accumulation
 
 
-def parse(config_class: type, mapping: Mapping[str, Any], folder: Path) -> tuple[Any, ...]:
+def parse(
+    config_class: type,
+    mapping: Mapping[str, Any],
+    folder: Path,
+    script_class: type = ScriptArguments,
+) -> tuple[Any, ...]:
     """Return TRL's dataclasses for ``mapping``, read from a file as ``trl --config`` reads it.
+
+    Args:
+        config_class: Of the trainer.
+        mapping: TRL keys.
+        folder: Takes the file.
+        script_class: Of the arguments of the trainer's script.
 
     Raises:
         UnknownNameError: If TRL knows no such key.
         ValueError: If it refuses a value.
     """
-    classes = (ScriptArguments, config_class, ModelConfig, DatasetMixtureConfig)
+    classes = (script_class, config_class, ModelConfig, DatasetMixtureConfig)
     known = {field.name for kind in classes for field in dataclasses.fields(kind)} | {"env"}
     for key in mapping:
         if key not in known:
@@ -163,9 +174,9 @@ class RecorderCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, recorder: Recorder, *, num_steps: int, phases: Sequence[str]) -> None:
         self._recorder = recorder
+        self.is_done = False
         self._num_steps = num_steps
         self._phases = phases
-        self._done = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the first step's phase and clock."""
@@ -186,7 +197,7 @@ class RecorderCallback(TrainerCallback):  # type: ignore[misc]
         if state.global_step == 1:
             self._recorder.enter_phase("later_steps")
         if state.global_step >= self._num_steps:
-            self._done = True
+            self.is_done = True
             if "eval" in self._phases:
                 control.should_evaluate = True
                 self._recorder.enter_phase("eval")
@@ -200,7 +211,7 @@ class RecorderCallback(TrainerCallback):  # type: ignore[misc]
         """Check the loss and start the next step's clock, so that logging is not timed."""
         if logs and "loss" in logs:
             self._recorder.report_loss(float(logs["loss"]))
-        if not self._done:
+        if not self.is_done:
             self._recorder.begin_step()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -246,8 +257,13 @@ class Session:
 
     def run(self, recorder: Recorder) -> None:
         """Train, with the recorder listening."""
-        trainer = self._trainer
         recorder.describe_run(**self._facts)
+        self.listen(recorder)
+        self._trainer.train()
+
+    def listen(self, recorder: Recorder) -> None:
+        """Let batches be counted and the trainer's events be heard."""
+        trainer = self._trainer
         trainer.data_collator = CountingCollator(
             trainer.data_collator, self._count, recorder, self._repeats
         )
@@ -256,7 +272,6 @@ class Session:
         trainer.add_callback(
             RecorderCallback(recorder, num_steps=self._num_steps, phases=self._spec.phases)
         )
-        trainer.train()
 
 
 class HfAdapter(ABC):
@@ -277,6 +292,22 @@ class HfAdapter(ABC):
     def config_class(self) -> type:
         """Return TRL's configuration class."""
         ...
+
+    def script_class(self) -> type:
+        """Return TRL's class of the arguments of the trainer's script."""
+        return ScriptArguments  # type: ignore[no-any-return]
+
+    def accumulation(self, spec: ProbeSpec) -> int:
+        """Return the micro-batches per step that the probe runs."""
+        return accumulation(spec)
+
+    def overlay(self, spec: ProbeSpec, device: DeviceBackend) -> dict[str, Any]:
+        """Return the probe-only keys."""
+        return {
+            **probe_overlay(spec, device),
+            "gradient_accumulation_steps": self.accumulation(spec),
+            **spec.overlay,
+        }
 
     @abstractmethod
     def make_trainer(self, **kwargs: Any) -> Any:
@@ -339,8 +370,10 @@ class HfAdapter(ABC):
         # A probe that found rows processed by an earlier one would load in less memory.
         disable_caching()
         folder = Path(spec.folder)
-        mapping = {**spec.config, **probe_overlay(spec, device)}
-        _, training_args, model_args, _ = parse(self.config_class(), mapping, folder)
+        mapping = {**spec.config, **self.overlay(spec, device)}
+        _, training_args, model_args, _ = parse(
+            self.config_class(), mapping, folder, self.script_class()
+        )
         model_init_kwargs = {
             "revision": model_args.model_revision,
             "trust_remote_code": spec.trust_remote_code,
@@ -375,15 +408,16 @@ class HfAdapter(ABC):
             **self.further_arguments(spec, training_args, load),
         )
         repeats = device.repeats() if self.batches_decide else None
-        return self._session(trainer, spec, sample, repeats)
+        return self.session(trainer, spec, sample, repeats)
 
-    def _session(
+    def session(
         self,
         trainer: Any,
         spec: ProbeSpec,
         sample: Sample,
         repeats: MicroBatches | None,
     ) -> Session:
+        """Return the session of a built trainer, with its rows laid out."""
         processed = trainer.train_dataset
         lengths = self.row_lengths(processed, trainer.args)
         schedule = plan(
@@ -397,8 +431,17 @@ class HfAdapter(ABC):
             padded=not (spec.config.get("packing") or spec.config.get("padding_free")),
             representative=spec.representative,
         )
-        facts = {
-            "worst_batch": schedule.worst_batch,
+        facts = {"worst_batch": schedule.worst_batch, **self.facts(trainer, sample)}
+        trainer.train_dataset = processed.select(schedule.rows)
+        if "eval" in spec.phases:
+            worst = schedule.rows[: trainer.args.per_device_eval_batch_size * 2]
+            trainer.eval_dataset = processed.select(worst)
+        return Session(trainer, spec, schedule.num_steps, facts, self.count, repeats)
+
+    def facts(self, trainer: Any, sample: Sample) -> dict[str, Any]:
+        """Return what the measurement says of a run, of its epoch above all."""
+        processed = trainer.train_dataset
+        return {
             "rows_per_epoch": len(processed) * sample.rows_ratio,
             "rows_per_sample": len(processed) / len(sample.rows),
             "tokens_per_epoch": sum(self.row_tokens(processed, trainer.args))
@@ -407,11 +450,6 @@ class HfAdapter(ABC):
                 p.numel() for p in trainer.model.parameters() if p.requires_grad
             ),
         }
-        trainer.train_dataset = processed.select(schedule.rows)
-        if "eval" in spec.phases:
-            worst = schedule.rows[: trainer.args.per_device_eval_batch_size * 2]
-            trainer.eval_dataset = processed.select(worst)
-        return Session(trainer, spec, schedule.num_steps, facts, self.count, repeats)
 
 
 def prepared_rows(spec: ProbeSpec) -> Dataset:

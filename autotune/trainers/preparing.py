@@ -16,6 +16,7 @@ from typing import Any
 
 from datasets import Dataset, disable_progress_bars
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from trl import ScriptArguments
 
 from autotune.errors import UnknownNameError, UsageError
 from autotune.space.context import DataProfile, ModelFacts
@@ -64,7 +65,9 @@ class Row:
     key: object
 
 
-def open_request(config_class: type, request: Mapping[str, Any]) -> Opened:
+def open_request(
+    config_class: type, request: Mapping[str, Any], *, script_class: type = ScriptArguments
+) -> Opened:
     """Return what ``request`` names: parsed as TRL parses it, model and tokenizer opened.
 
     Raises:
@@ -75,7 +78,9 @@ def open_request(config_class: type, request: Mapping[str, Any]) -> Opened:
     folder = Path(request["folder"])
     mapping = {**request["config"], "output_dir": str(folder / "output"), **ON_HOST}
     try:
-        script_args, training_args, model_args, dataset_args = parse(config_class, mapping, folder)
+        script_args, training_args, model_args, dataset_args = parse(
+            config_class, mapping, folder, script_class
+        )
     except UnknownNameError:
         raise
     except ValueError as error:

@@ -59,6 +59,7 @@ class Recorder:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.steps = Steps()
+        self.num_generations = 0
         self._phase = ""
 
     def _enter(self, name: str) -> None:
@@ -75,6 +76,9 @@ class Recorder:
 
     def begin_step(self) -> None:
         self._enter(f"step {len(self.steps.after_bytes) + 1}")
+
+    def end_generation(self) -> None:
+        self.num_generations += 1
 
     def end_micro_batch(self) -> None:
         pass
