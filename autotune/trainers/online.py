@@ -162,6 +162,8 @@ class OnlineAdapter(HfAdapter):
         most = config.get("max_completion_length", self.config_class().max_completion_length)
         return {
             **super().overlay(spec, device),
+            "max_steps": num_steps(_typical_steps(spec), spec.first_worst_steps),
+            **spec.overlay,
             "shuffle_dataset": False,
             "log_completions": False,
             "generation_kwargs": {
@@ -175,7 +177,7 @@ class OnlineAdapter(HfAdapter):
         rows = prepared_rows(spec)
         lengths = [row[0] for row in rows[raw.LENGTHS]]
         num_prompts = _prompts_per_step(training_args)
-        steps = num_steps(spec.warmup_steps + spec.measured_steps, spec.first_worst_steps)
+        steps = num_steps(_typical_steps(spec), spec.first_worst_steps)
         chosen = subset(
             lengths,
             num_needed=num_prompts * steps,
@@ -244,7 +246,7 @@ class OnlineAdapter(HfAdapter):
             lengths,
             batch_size=_prompts_per_step(args),
             accumulation=1,
-            num_typical_steps=spec.warmup_steps + spec.measured_steps,
+            num_typical_steps=_typical_steps(spec),
             num_first_worst=spec.first_worst_steps,
             seed=spec.seed,
             shuffle=spec.config.get("shuffle_dataset", True),
@@ -265,6 +267,15 @@ class OnlineAdapter(HfAdapter):
             count=self.count,
             repeats=None,
         )
+
+
+def _typical_steps(spec: ProbeSpec) -> int:
+    """Return the steps between those with the longest prompts: one at least.
+
+    Of other trainers a prediction has none where typical micro-batches share steps with the
+    largest; here all micro-batches of a step come from one generation.
+    """
+    return max(1, spec.warmup_steps + spec.measured_steps)
 
 
 def _prompts_per_step(args: Any) -> int:
