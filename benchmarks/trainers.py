@@ -22,7 +22,14 @@ from autotune import Budget, SubprocessExecutor, Tuner
 from autotune.probe.result import Outcome
 from autotune.verify import verify_files
 
-DATA = {"sft": "chat", "dpo": "preference", "reward": "preference", "kto": "unpaired"}
+DATA = {
+    "sft": "chat",
+    "dpo": "preference",
+    "reward": "preference",
+    "kto": "unpaired",
+    "grpo": "prompts",
+    "rloo": "prompts",
+}
 """Trainer to the kind of data that it is trained on."""
 
 
@@ -39,6 +46,10 @@ def run(trainer: str, folder: Path, num_trials: int, num_steps: int) -> dict[str
             space=trainer,
             device="cpu",
             global_batch=4,
+            # TRL's default of 256 tokens would take minutes per probe on a CPU.
+            pins={"max_completion_length": 16, "num_generations": 2}
+            if DATA[trainer] == "prompts"
+            else {},
             run_dir=folder / f"run-{trainer}",
             executor=executor,
         )

@@ -1,4 +1,4 @@
-"""A search for DPO, KTO or a reward model, on a tiny model and data that are made first.
+"""A search for DPO, KTO, a reward model, GRPO or RLOO, on a tiny model and data made first.
 
     python examples/search_trainer.py dpo [--trials 6] [--device cpu] [--folder .demo]
 
@@ -15,7 +15,13 @@ from pathlib import Path
 
 from autotune import Budget, NoFeasibleConfigError, Report, SubprocessExecutor, Tuner
 
-DATA = {"dpo": "preference", "kto": "unpaired", "reward": "preference"}
+DATA = {
+    "dpo": "preference",
+    "grpo": "prompts",
+    "kto": "unpaired",
+    "reward": "preference",
+    "rloo": "prompts",
+}
 """Trainer to the kind of data that it is trained on; see examples/data/."""
 
 
@@ -33,6 +39,10 @@ def search(trainer: str, folder: Path, device: str, num_trials: int) -> Report:
             device=device,
             executor=executor,
             global_batch=4,
+            # Completions of a few tokens take seconds on a CPU; TRL's default are 256.
+            pins={"max_completion_length": 16, "num_generations": 2}
+            if DATA[trainer] == "prompts"
+            else {},
             run_dir=folder / time.strftime(f"{trainer}-%Y%m%d-%H%M%S"),
         )
         report = tuner.search(Budget(trials=num_trials))

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from autotune.devices.base import DeviceBackend, MicroBatches
 from autotune.probe.spec import ProbeSpec
-from autotune.trainers import columns, preparing, raw, rewards
+from autotune.trainers import columns, detect, preparing, raw, rewards
 from autotune.trainers.base import Recorder
 from autotune.trainers.hf import HfAdapter, RecorderCallback, Sample, Session, prepared_rows
 from autotune.trainers.schedule import num_steps, plan, subset
@@ -75,6 +75,16 @@ class GenerationEnd:
         return [0.0] * len(completion_ids)
 
 
+_SMALL = {
+    "per_device_train_batch_size": 2,
+    "num_generations": 2,
+    "max_completion_length": 2,
+    "generation_kwargs": {"min_new_tokens": 2},
+    "beta": 0.0,
+}
+"""TRL keys of what is tried on the smallest of models, which has no reference."""
+
+
 class OnlineCallback(RecorderCallback):
     """Tells that a step begins with a generation."""
 
@@ -116,6 +126,8 @@ class OnlineSession(Session):
 class OnlineAdapter(HfAdapter):
     """Base of adapters whose trainer generates."""
 
+    _reference: Callable[[], Any] | None = None
+
     @abstractmethod
     def config_class(self) -> Any:
         """Return TRL's configuration class."""
@@ -149,8 +161,19 @@ class OnlineAdapter(HfAdapter):
             kind="prompts, conversational" if chat else "prompts",
             columns={"prompt": lengths},
         )
+        refused = raw.checkpointing(
+            lambda **keys: self.config_class()(**{**keys, **_SMALL}),
+            lambda args, few: self.make_trainer(
+                model=detect.small_model(len(opened.tokenizer)),
+                args=args,
+                train_dataset=few,
+                processing_class=opened.tokenizer,
+                reward_funcs=[GenerationEnd(args.per_device_train_batch_size)],
+            ),
+            rows,
+        )
         kept = raw.measured(rows, [[length] for length in lengths], lengths)
-        return preparing.answer(opened, kept, profile, folder)
+        return preparing.answer(opened, kept, profile, folder, refusals={"checkpointing": refused})
 
     def accumulation(self, spec: ProbeSpec) -> int:
         """Return all micro-batches of a step: completions of all of them are generated at once."""

@@ -89,10 +89,16 @@ def unpaired(num_rows: int = NUM_PREFERENCES, seed: int = SEED) -> list[dict[str
     return rows[:num_rows]
 
 
+def prompts(num_rows: int = NUM_PREFERENCES, seed: int = SEED) -> list[dict[str, Any]]:
+    """Return rows with a ``prompt``; the same for the same seed."""
+    return [{"prompt": row["prompt"]} for row in preferences(num_rows, seed)]
+
+
 DATA: Mapping[str, Callable[[], list[dict[str, Any]]]] = {
     "chat": conversations,
     "preference": preferences,
     "unpaired": unpaired,
+    "prompts": prompts,
 }
 """Kind of data to what makes its rows."""
 

@@ -45,8 +45,10 @@ class Steps:
         peak_bytes: The most, per phase.
         after_bytes: After each step.
         host_peak_bytes: The most that the host held for the device.
+        num_generations: How often something was generated.
     """
 
+    num_generations: int = 0
     loaded_bytes: int = 0
     peak_bytes: dict[str, int] = field(default_factory=dict)
     after_bytes: list[int] = field(default_factory=list)
@@ -59,7 +61,6 @@ class Recorder:
     def __init__(self, trace: Trace) -> None:
         self.trace = trace
         self.steps = Steps()
-        self.num_generations = 0
         self._phase = ""
 
     def _enter(self, name: str) -> None:
@@ -78,7 +79,7 @@ class Recorder:
         self._enter(f"step {len(self.steps.after_bytes) + 1}")
 
     def end_generation(self) -> None:
-        self.num_generations += 1
+        self.steps.num_generations += 1
 
     def end_micro_batch(self) -> None:
         pass

@@ -99,11 +99,46 @@ def test_the_profile_is_of_prompts_with_whole_completions(
     assert sum(data.column_counts["prompt"].values()) == NUM_ROWS
 
 
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_which_ways_of_checkpointing_work_is_found_out(
+    trainer: str, prepared: dict[str, dict[str, Any]]
+) -> None:
+    refused = prepared[trainer]["refusals"]["checkpointing"]
+    assert "every_2_layers" in refused
+    assert all(reason.startswith("TRL 1.") for reason in refused.values())
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_generation_begins_each_step(
+    trainer: str, tmp_path: Path, tiny: str, prepared: dict[str, dict[str, Any]]
+) -> None:
+    spec = spec_for(trainer, tmp_path, tiny, prepared[trainer], {"gradient_accumulation_steps": 2})
+    steps, _ = kit.run_virtual(spec)
+    assert len(steps.after_bytes) == 2
+    assert steps.num_generations == 2
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_reference_model_is_a_second_copy_of_the_weights(
+    trainer: str, tmp_path: Path, tiny: str, prepared: dict[str, dict[str, Any]]
+) -> None:
+    loaded = {}
+    for beta in (0.0, 0.04):
+        spec = spec_for(trainer, tmp_path / str(beta), tiny, prepared[trainer], {"beta": beta})
+        loaded[beta] = kit.run_virtual(spec)[0].loaded_bytes
+    assert loaded[0.04] == pytest.approx(2 * loaded[0.0], rel=0.01)
+
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "plain": {},
     "checkpointing": {"gradient_checkpointing": True},
     "no_checkpointing": {"gradient_checkpointing": False},
     "lora": {"use_peft": True},
+    "nf4": {"use_peft": True, "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "int8": {"use_peft": True, "load_in_8bit": True},
+    "multiple": {"pad_to_multiple_of": 8},
+    "reference": {"beta": 0.04},
+    "no_reference": {"beta": 0.0},
     "more": {"num_generations": 4, "gradient_accumulation_steps": 2},
 }
 

@@ -178,13 +178,13 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "short": {"max_length": 24},
     "bfloat16": {"dtype": "bfloat16"},
     "adafactor": {"optim": "adafactor"},
+    "multiple": {"pad_to_multiple_of": 64},
 }
 OF_ONE: dict[str, tuple[str, dict[str, Any]]] = {
     "dpo precompute": ("dpo", {"precompute_ref_log_probs": True}),
     "dpo ipo": ("dpo", {"loss_type": "ipo"}),
     "kto apo": ("kto", {"loss_type": "apo_zero_unpaired"}),
     "kto precompute": ("kto", {"precompute_ref_log_probs": True}),
-    "reward multiple": ("reward", {"pad_to_multiple_of": 64}),
     "reward centre": ("reward", {"center_rewards_coefficient": 0.01}),
 }
 CONFIGS_OF = {
@@ -214,6 +214,20 @@ def test_the_pretend_device_counts_what_real_tensors_take(
     real, _ = kit.run_real(spec_for(trainer, tmp_path / "real", tiny, answer, config))
     virtual, _ = kit.run_virtual(spec_for(trainer, tmp_path / "virtual", tiny, answer, config))
     kit.compare(real, virtual, tolerance=TOLERANCE, slack_bytes=SLACK_BYTES)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_offloaded_activations_leave_the_device_for_the_host(
+    trainer: str, tmp_path: Path, tiny: str, prepared: dict[str, dict[str, Any]]
+) -> None:
+    config = {"gradient_checkpointing": False}
+    runs = {}
+    for name, more in (("kept", {}), ("left", {"activation_offloading": True})):
+        spec = spec_for(trainer, tmp_path / name, tiny, prepared[trainer], {**config, **more})
+        runs[name] = kit.run_virtual(spec)[0]
+    kept, left = (max(run.peak_bytes.values()) for run in (runs["kept"], runs["left"]))
+    assert left < 0.97 * kept
+    assert runs["left"].host_peak_bytes > 0.5 * (kept - left)
 
 
 def test_a_reference_model_is_a_second_copy_of_the_weights(

@@ -19,7 +19,15 @@ from autotune.worker import demo
 
 pytestmark = pytest.mark.trl
 
-TRAINERS = {"dpo": "preference", "kto": "unpaired", "reward": "preference"}
+TRAINERS = {
+    "dpo": "preference",
+    "kto": "unpaired",
+    "reward": "preference",
+    "grpo": "prompts",
+    "rloo": "prompts",
+}
+SHORT = {"max_completion_length": "8", "num_generations": "2"}
+"""Pins of the trainers that generate."""
 NUM_ROWS = 40
 every_trainer = pytest.mark.parametrize("trainer", TRAINERS)
 
@@ -45,6 +53,7 @@ def tuner_for(trainer: str, model: str, dataset: str, folder: Path, **settings: 
         space=trainer,
         global_batch=4,
         measured_steps=2,
+        pins=SHORT if TRAINERS[trainer] == "prompts" else {},
         run_dir=folder / "run",
         **settings,
     )

@@ -83,7 +83,12 @@ def options_of(command: Any) -> set[str]:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("chat", "chat_long_tail"), ("preference", "preference"), ("unpaired", "unpaired")],
+    [
+        ("chat", "chat_long_tail"),
+        ("preference", "preference"),
+        ("unpaired", "unpaired"),
+        ("prompts", "prompts"),
+    ],
 )
 def test_the_data_sets_are_the_generators_output(kind: str, name: str, tmp_path: Path) -> None:
     demo.write_data(tmp_path / "made.jsonl", kind)
