@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.space.context import Context
 from autotune.space.domains import Choice, IntRange, Value
-from autotune.space.knob import Candidate, Knob, add, at_least
+from autotune.space.knob import LEAST, Candidate, Knob, add, at_least
 
 
 def _refuse_generations(value: Value, candidate: Candidate, context: Context) -> str | None:
@@ -44,5 +44,6 @@ MAX_COMPLETION_LENGTH = add(
         accepts=IntRange(1, 1 << 20),
         needed_keys=("max_completion_length",),
         memory_at_least=at_least,
+        leanest=LEAST,
     )
 )
