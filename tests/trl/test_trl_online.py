@@ -160,7 +160,8 @@ def test_the_pretend_device_counts_what_real_tensors_take(
 def test_eight_bit_weights_generate_on_the_pretend_device(
     tmp_path: Path, tiny: str, prepared: dict[str, dict[str, Any]]
 ) -> None:
-    """Not against real tensors: bitsandbytes' product on the CPU is not finite in evaluation."""
+    """Not against real tensors: those take a card's way through bitsandbytes, without its values
+    (``realtrace._like_a_card``), and no token can be drawn from what comes out."""
     peaks = {}
     for name, keys in (("whole", {}), ("int8", {"load_in_8bit": True})):
         spec = spec_for(
