@@ -11,7 +11,7 @@ def _refuse_generations(value: Value, candidate: Candidate, context: Context) ->
     if context.global_batch % int(str(value)):
         return (
             f"{value} completions per prompt do not divide the global batch of"
-            f" {context.global_batch}"
+            f" {context.global_batch} (give a --global-batch that is a multiple of it)"
         )
     return None
 
