@@ -19,7 +19,7 @@ from autotune.probe.spec import ProbeSpec
 from autotune.trainers import columns, detect, preparing, raw
 from autotune.trainers.base import registry
 
-ANOTHERS = "KL_completion_ids"
+OTHER_IDS = "KL_completion_ids"
 
 
 class KtoAdapter(raw.RawRowsAdapter):
@@ -91,9 +91,10 @@ class KtoAdapter(raw.RawRowsAdapter):
         """Return the tokens of each row's longer sequence, as the collator cuts it."""
         limit = training_args.max_length
         completions = [len(ids) for ids in dataset["completion_ids"]]
-        if ANOTHERS in dataset.column_names:
+        if OTHER_IDS in dataset.column_names:
             completions = [
-                max(own, len(ids)) for own, ids in zip(completions, dataset[ANOTHERS], strict=True)
+                max(own, len(ids))
+                for own, ids in zip(completions, dataset[OTHER_IDS], strict=True)
             ]
         return [
             raw.cut(len(prompt) + completion, limit)
