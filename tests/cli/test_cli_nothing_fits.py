@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from cli_kit import CARD, GIB, Done, clean_process, on_a_virtual_card
+from cli_kit import CARD, GIB, Done, on_a_virtual_card
 
 from autotune.loop import MAX_BEYOND
 from autotune.report.model import Report
 from autotune.testing.fakes import MemoryWall
-
-
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Work in an empty folder, and put the signal handlers back."""
-    with clean_process(monkeypatch, tmp_path):
-        yield
 
 
 @pytest.fixture

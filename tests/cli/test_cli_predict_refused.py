@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_kit import CARD, CONFIG, Done, clean_process, on_a_virtual_card
+from cli_kit import CARD, CONFIG, Done, on_a_virtual_card
 
 from autotune.errors import UsageError
-
-
-@pytest.fixture(autouse=True)
-def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    with clean_process(monkeypatch, tmp_path):
-        yield
 
 
 @pytest.fixture

@@ -74,3 +74,34 @@ def prepare_rows(
         return prepare(executor, work, {**keys_for(str(of), dataset, split=split), **fixed})
 
     return run
+
+
+@pytest.fixture(scope="session")
+def varied(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return tokenised rows of several lengths, for batches of four."""
+    import agreement_kit as kit
+    from copies_kit import VARIED
+
+    return kit.write_rows(tmp_path_factory.mktemp("varied"), VARIED)
+
+
+@pytest.fixture(scope="session")
+def deep(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a tiny model with so many layers that few of them are run."""
+    import agreement_kit as kit
+    from copies_kit import DEEP
+
+    return kit.write_model(tmp_path_factory.mktemp("deep"), num_hidden_layers=DEEP)
+
+
+@pytest.fixture(scope="module")
+def filled_caches(
+    tmp_path_factory: pytest.TempPathFactory, deep: str, varied: str
+) -> Iterator[None]:
+    """Let libraries fill what a process keeps, and say errors only while the tests run."""
+    import agreement_kit as kit
+    from copies_kit import fill_caches
+
+    with kit.quiet():
+        fill_caches(tmp_path_factory.mktemp("caches"), deep, varied)
+        yield

@@ -22,6 +22,9 @@ VARIED = 3 * (96,) + (88,) + 15 * (56, 64, 72, 88)
 """Multiples of 8, for which attention runs the same operators; so few of the longest that every
 batch of four is padded, the largest one too."""
 
+DEEP = 24
+"""Layers: so many that fewer than 0.7 of them make two blocks of four and their neighbours."""
+
 LORA = {"use_peft": True, "lora_r": 4}
 NF4 = {**LORA, "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 

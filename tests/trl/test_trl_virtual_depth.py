@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import agreement_kit as kit
 import pytest
 import torch
-from copies_kit import LORA, NF4, VARIED, both_ways, fill_caches, two_steps
+from copies_kit import DEEP, LORA, NF4, both_ways, two_steps
 from transformers import Gemma3TextConfig, GPT2Config, MixtralConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from autotune.virtual import cards
 from autotune.virtual.api import session_for
 
-LAYERS = 24
-"""So many that fewer than 0.7 of them make two blocks of four layers and their neighbours."""
+pytestmark = [pytest.mark.trl, pytest.mark.usefixtures("filled_caches")]
+
 CHECKPOINTING = [
     {"gradient_checkpointing": False},
     {},
@@ -27,33 +26,6 @@ CHECKPOINTING = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quiet() -> Iterator[None]:
-    with kit.quiet():
-        yield
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("depth")
-
-
-@pytest.fixture(scope="module")
-def deep(folder: Path) -> str:
-    return kit.write_model(folder / "llama", num_hidden_layers=LAYERS)
-
-
-@pytest.fixture(scope="module")
-def varied(folder: Path) -> str:
-    return kit.write_rows(folder / "varied", VARIED)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _filled_caches(folder: Path, deep: str, varied: str) -> None:
-    fill_caches(folder, deep, varied)
-
-
-@pytest.mark.trl
 @pytest.mark.parametrize("offloading", [False, True], ids=["stays", "offloaded"])
 @pytest.mark.parametrize("config", CHECKPOINTING, ids=str)
 def test_every_way_of_checkpointing(
@@ -69,7 +41,6 @@ def test_every_way_of_checkpointing(
     assert found.num_thinned == (3 if every_n == 1 else 2)
 
 
-@pytest.mark.trl
 @pytest.mark.parametrize(
     "config",
     [
@@ -90,11 +61,10 @@ def test_other_settings(config: dict[str, Any], tmp_path: Path, deep: str, varie
     assert found.num_thinned == found.num_all - found.num_spared
 
 
-@pytest.mark.trl
 @pytest.mark.parametrize("kind", ["gpt2", "mixture", "sliding", "tied"])
 def test_other_architectures(kind: str, tmp_path: Path, varied: str) -> None:
     model = kit.write_model(
-        tmp_path / kind, tie_word_embeddings=kind == "tied", num_hidden_layers=LAYERS
+        tmp_path / kind, tie_word_embeddings=kind == "tied", num_hidden_layers=DEEP
     )
     shape = {
         "vocab_size": kit.VOCABULARY,
@@ -104,7 +74,7 @@ def test_other_architectures(kind: str, tmp_path: Path, varied: str) -> None:
         "intermediate_size": 160,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "num_hidden_layers": LAYERS,
+        "num_hidden_layers": DEEP,
     }
     if kind == "mixture":
         MixtralConfig(
@@ -114,7 +84,7 @@ def test_other_architectures(kind: str, tmp_path: Path, varied: str) -> None:
         GPT2Config(
             vocab_size=kit.VOCABULARY,
             n_embd=64,
-            n_layer=LAYERS,
+            n_layer=DEEP,
             n_head=4,
             pad_token_id=0,
             eos_token_id=1,
@@ -126,7 +96,7 @@ def test_other_architectures(kind: str, tmp_path: Path, varied: str) -> None:
             **shape,
             head_dim=16,
             sliding_window=32,
-            layer_types=["sliding_attention", "full_attention"] * (LAYERS // 2),
+            layer_types=["sliding_attention", "full_attention"] * (DEEP // 2),
             architectures=["Gemma3ForCausalLM"],
         ).save_pretrained(model)
     found = two_steps(tmp_path, model, varied, {})
@@ -135,7 +105,6 @@ def test_other_architectures(kind: str, tmp_path: Path, varied: str) -> None:
     assert found.num_thinned == {"mixture": 0, "sliding": 2}.get(kind, 3)
 
 
-@pytest.mark.trl
 def test_a_layer_that_differs_is_run(
     tmp_path: Path, deep: str, varied: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,7 +117,7 @@ def test_a_layer_that_differs_is_run(
 
     def construct(self: Any, config: Any, layer_idx: int) -> None:
         build(self, config, layer_idx)
-        self.is_odd = layer_idx == LAYERS // 2
+        self.is_odd = layer_idx == DEEP // 2
 
     build = LlamaDecoderLayer.__init__
     monkeypatch.setattr(LlamaDecoderLayer, "__init__", construct)
@@ -157,7 +126,6 @@ def test_a_layer_that_differs_is_run(
     assert (found.num_spared, found.num_thinned) == (1, 0)
 
 
-@pytest.mark.trl
 def test_a_model_that_counts_its_layers_is_run_in_full(
     tmp_path: Path, deep: str, varied: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

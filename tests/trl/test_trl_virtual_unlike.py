@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import agreement_kit as kit
 import pytest
 import torch
-from copies_kit import VARIED, both_ways, fill_caches, two_steps
+from copies_kit import DEEP, both_ways, two_steps
 from transformers import (
     Cohere2Config,
     DeepseekV3Config,
@@ -26,9 +26,8 @@ from transformers import (
 )
 from transformers.models.llama import modeling_llama
 
-pytestmark = pytest.mark.trl
+pytestmark = [pytest.mark.trl, pytest.mark.usefixtures("filled_caches")]
 
-LAYERS = 24
 FULL, SLIDING = "full_attention", "sliding_attention"
 BASE = {
     "vocab_size": kit.VOCABULARY,
@@ -38,33 +37,7 @@ BASE = {
     "hidden_size": 64,
     "num_attention_heads": 4,
 }
-SHAPE = {**BASE, "num_hidden_layers": LAYERS, "intermediate_size": 160, "num_key_value_heads": 2}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quiet() -> Iterator[None]:
-    with kit.quiet():
-        yield
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("unlike")
-
-
-@pytest.fixture(scope="module")
-def varied(folder: Path) -> str:
-    return kit.write_rows(folder / "varied", VARIED)
-
-
-@pytest.fixture(scope="module")
-def deep(folder: Path) -> str:
-    return kit.write_model(folder / "llama", num_hidden_layers=LAYERS)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _filled_caches(folder: Path, deep: str, varied: str) -> None:
-    fill_caches(folder, deep, varied)
+SHAPE = {**BASE, "num_hidden_layers": DEEP, "intermediate_size": 160, "num_key_value_heads": 2}
 
 
 def write(path: Path, config: PretrainedConfig, architecture: str) -> str:
@@ -85,12 +58,10 @@ def make_stock(function: Any, like: Any) -> Any:
 
 
 @pytest.mark.parametrize("full", [(0, 12, 23), (0, 1, 10, 11, 22, 23)])
-def test_sliding_layers_that_a_mask_makes_alike(
-    full: tuple[int, ...], tmp_path: Path, folder: Path
-) -> None:
+def test_sliding_layers_that_a_mask_makes_alike(full: tuple[int, ...], tmp_path: Path) -> None:
     """Where rows are padded, both kinds of layers take a mask; where not, only one does."""
     rows = kit.write_rows(tmp_path / "rows", 3 * (96,) + (88,) + 60 * (72,))
-    types = [FULL if layer in full else SLIDING for layer in range(LAYERS)]
+    types = [FULL if layer in full else SLIDING for layer in range(DEEP)]
     window = {"head_dim": 16, "sliding_window": 32, "use_sliding_window": True}
     config = Qwen3Config(**SHAPE, **window, layer_types=types)
     model = write(tmp_path / "model", config, "Qwen3ForCausalLM")
@@ -118,7 +89,7 @@ def test_slices_of_the_layers(tmp_path: Path, varied: str) -> None:
 def test_layers_that_are_dropped_at_random(share: float, tmp_path: Path, varied: str) -> None:
     config = OPTConfig(
         **BASE,
-        num_hidden_layers=LAYERS,
+        num_hidden_layers=DEEP,
         ffn_dim=160,
         word_embed_proj_dim=64,
         max_position_embeddings=512,
@@ -142,7 +113,7 @@ def test_a_module_that_two_layers_share(
     assert two_steps(tmp_path, deep, varied, {}).num_thinned == 0
 
 
-@pytest.mark.parametrize("num_layers", [5, LAYERS])
+@pytest.mark.parametrize("num_layers", [5, DEEP])
 def test_a_model_that_looks_at_its_layers_class(
     num_layers: int, tmp_path: Path, varied: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -192,7 +163,7 @@ class OwnForCausalLM(LlamaForCausalLM):
 @pytest.mark.parametrize("number", [12, 20])
 def test_a_models_own_code_may_do_anything(number: int, tmp_path: Path, varied: str) -> None:
     """One layer in the middle does more than the others, as only its number tells."""
-    model = kit.write_model(tmp_path / "model", num_hidden_layers=LAYERS)
+    model = kit.write_model(tmp_path / "model", num_hidden_layers=DEEP)
     path = Path(model) / "config.json"
     config = json.loads(path.read_text())
     config |= {"model_type": "own", "architectures": ["OwnForCausalLM"]}
@@ -222,7 +193,7 @@ OTHERS: dict[str, Callable[[], tuple[PretrainedConfig, str]]] = {
         Cohere2Config(**SHAPE, sliding_window=32),
         "Cohere2ForCausalLM",
     ),
-    "parallel": lambda: (FalconConfig(**BASE, num_hidden_layers=LAYERS), "FalconForCausalLM"),
+    "parallel": lambda: (FalconConfig(**BASE, num_hidden_layers=DEEP), "FalconForCausalLM"),
     "first ones dense": lambda: (
         DeepseekV3Config(
             **{**SHAPE, "num_key_value_heads": 4},
@@ -248,9 +219,9 @@ OTHERS: dict[str, Callable[[], tuple[PretrainedConfig, str]]] = {
         GPTNeoConfig(
             vocab_size=kit.VOCABULARY,
             hidden_size=64,
-            num_layers=LAYERS,
+            num_layers=DEEP,
             num_heads=4,
-            attention_types=[[["global", "local"], LAYERS // 2]],
+            attention_types=[[["global", "local"], DEEP // 2]],
             window_size=32,
             pad_token_id=0,
             bos_token_id=1,
@@ -267,7 +238,7 @@ OTHERS: dict[str, Callable[[], tuple[PretrainedConfig, str]]] = {
             hidden_size_per_layer_input=8,
             vocab_size_per_layer_input=kit.VOCABULARY,
             laurel_rank=8,
-            activation_sparsity_pattern=[0.0] * LAYERS,
+            activation_sparsity_pattern=[0.0] * DEEP,
         ),
         "Gemma3nForCausalLM",
     ),
