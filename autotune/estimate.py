@@ -320,7 +320,7 @@ def device_name(text: str) -> str:
 
 
 def _check_trainer(file: TrlFile) -> None:
-    known = {"sft", *trainers.declared()}
+    known = set(trainers.declared())
     if file.trainer not in known:
         raise UsageError(
             f"{file.path} is for `trl {file.trainer}`, which cannot be predicted yet.",

@@ -321,6 +321,7 @@ def make_plan(
         global_batch=request.global_batch or TRL_BATCH_SIZE,
         min_coverage=request.least_coverage,
         budget_bytes=budget,
+        refusals=prepared.get("refusals", {}),
     )
     membudget.check_weights(budget, occupied, context)
     name = sources.short_name(str(keys["model_name_or_path"]))

@@ -7,7 +7,7 @@ broken entry point is a warning and a line in ``autotune doctor``, never a crash
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import Generic, TypeVar
@@ -24,13 +24,23 @@ class Registry(Generic[T]):
         kind: What an entry is, in the singular; used in messages.
         group: Entry-point group that outside packages register under.
         builtin: Modules that register the built-in entries when imported.
+        modules: The same where a module registers one entry and takes long to import: name to
+            module, of which only those that are asked for are imported.
     """
 
-    def __init__(self, kind: str, *, group: str, builtin: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        kind: str,
+        *,
+        group: str,
+        builtin: tuple[str, ...] = (),
+        modules: Mapping[str, str] | None = None,
+    ) -> None:
         self.kind = kind
         self.group = group
         self.broken: dict[str, str] = {}
         self._builtin = builtin
+        self._modules = dict(modules or {})
         self._entries: dict[str, T] = {}
         self._loaded = False
 
@@ -53,11 +63,14 @@ class Registry(Generic[T]):
         Raises:
             UnknownNameError: If there is none; it lists the nearest names.
         """
-        self._load()
+        if name in self._modules:
+            import_module(self._modules[name])
+        else:
+            self._load()
         try:
             return self._entries[name]
         except KeyError:
-            raise UnknownNameError(self.kind, name, self._entries, where=where) from None
+            raise UnknownNameError(self.kind, name, self.declared(), where=where) from None
 
     def names(self) -> tuple[str, ...]:
         """Return all names, in the order of registration."""
@@ -67,7 +80,7 @@ class Registry(Generic[T]):
     def declared(self) -> tuple[str, ...]:
         """Return the names known without importing anything: registered so far, or declared."""
         points = (point.name for point in entry_points(group=self.group))
-        return tuple(dict.fromkeys((*self._entries, *points)))
+        return tuple(dict.fromkeys((*self._entries, *self._modules, *points)))
 
     def __iter__(self) -> Iterator[tuple[str, T]]:
         """Yield name and entry, in the order of registration."""
@@ -78,7 +91,7 @@ class Registry(Generic[T]):
         if self._loaded:
             return
         self._loaded = True
-        for module in self._builtin:
+        for module in (*self._builtin, *self._modules.values()):
             import_module(module)
         for point in entry_points(group=self.group):
             try:

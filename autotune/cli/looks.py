@@ -102,7 +102,7 @@ def spaces(
 
 def _check_fixed(space: SearchSpace) -> None:
     """Refuse what TRL does not take under ``fixed``; a search would find out much later."""
-    from autotune.cli.trl_keys import known_keys, refuse_value
+    from autotune.space.trl_keys import known_keys, refuse_value
 
     known = known_keys(space.trainer) if space.fixed else frozenset()
     for key, value in space.fixed.items():

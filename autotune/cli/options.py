@@ -18,6 +18,12 @@ Trainer = Annotated[str, typer.Option(help="TRL trainer.")]
 Space = Annotated[
     str | None, typer.Option(help="Search space: a name or a YAML file.  [default: TRAINER]")
 ]
+Reward = Annotated[
+    str | None,
+    typer.Option(
+        help="What scores completions: module:function, one of TRL's names, a hub id or folder."
+    ),
+]
 Split = Annotated[str | None, typer.Option(help="Split to train on.  [default: train]")]
 DatasetConfig = Annotated[str | None, typer.Option(help="Data set configuration.")]
 Revision = Annotated[str | None, typer.Option(help="Model revision on the hub.")]

@@ -137,8 +137,8 @@ def _exit_code(found: Prediction) -> int:
 
 def _check_keys(file: TrlFile) -> None:
     """Refuse all keys that TRL does not know; a probe would find the first, and much later."""
-    from autotune.cli.trl_keys import known_keys
     from autotune.probe.trl_config import LAUNCH_KEYS
+    from autotune.space.trl_keys import known_keys
 
     known = known_keys(file.trainer)
     wrong = [

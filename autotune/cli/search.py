@@ -29,6 +29,7 @@ def search(
     dataset: options.Dataset,
     trainer: options.Trainer = "sft",
     space: options.Space = None,
+    reward: options.Reward = None,
     device: options.Device = "auto",
     memory_budget: options.MemoryBudget = None,
     trials: Annotated[
@@ -97,11 +98,20 @@ def search(
         settings["min_coverage"] = min_coverage
     limit_s = common.duration_s(time_budget, "--time-budget")
     _check_trainer(trainer, space)
+    if reward is not None:
+        settings["space"] = _scored_by(reward, settings["space"])
     if resume and run_dir is None:
         raise UsageError("--resume needs --run-dir, the folder of the run to continue.")
     if dry_run:
         return _dry_run(model, dataset, settings, trials, limit_s, as_json=as_json)
     return _search(model, dataset, settings, trials, limit_s, as_json=as_json)
+
+
+def _scored_by(reward: str, space: str) -> Any:
+    """Return a search space with another reward."""
+    from autotune.space.space import SearchSpace
+
+    return SearchSpace.load(space).with_reward(reward)
 
 
 def demo(

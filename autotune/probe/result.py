@@ -95,6 +95,8 @@ class StepRecord:
         num_positions: Tokens including padding.
         num_loss_tokens: Tokens that carried loss.
         num_rows: Rows of the processed data set (packed rows count once).
+        generation_time_s: Wall time at the step's begin in which what it trains on was generated
+            and scored; 0 where nothing is.
     """
 
     micro_times_s: tuple[float, ...]
@@ -103,10 +105,12 @@ class StepRecord:
     num_positions: int
     num_loss_tokens: int
     num_rows: int
+    generation_time_s: float = 0.0
 
     def time_s(self, accumulation_steps: int) -> float:
         """Return the wall time of this step with ``accumulation_steps`` such micro-batches."""
-        return self._scale(accumulation_steps) * sum(self.micro_times_s) + self.optimizer_time_s
+        micro_s = self._scale(accumulation_steps) * sum(self.micro_times_s)
+        return self.generation_time_s + micro_s + self.optimizer_time_s
 
     def tokens_per_s(self, accumulation_steps: int) -> float:
         """Return non-padding tokens per second with ``accumulation_steps`` such micro-batches."""
@@ -144,7 +148,7 @@ def fit_bytes(peak: MemoryPeak, device_kind: str) -> int | None:
     return peak.resident_bytes if device_kind == "cpu" else peak.used_bytes
 
 
-PHASES = ("load", "first_step", "later_steps", "eval", "save")
+PHASES = ("load", "generation", "first_step", "later_steps", "eval", "save")
 """A probe's phases, in their order; the README says what each is."""
 
 
@@ -157,7 +161,9 @@ def phase_name(phase: str) -> str:
 def covered(phases: Collection[str]) -> str:
     """Return in words which phases probes ran, and which they did not."""
     ran = _listed([phase_name(name) for name in PHASES if name in phases], "and")
-    left = _listed([phase_name(name) for name in PHASES if name not in phases], "or")
+    # Most trainers have no generation, so that it is not left out.
+    others = [name for name in PHASES if name not in phases and name != "generation"]
+    left = _listed([phase_name(name) for name in others], "or")
     return f"{ran}, not {left}" if left else ran
 
 

@@ -3,12 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from statistics import median
 from typing import Any
 
 from autotune.probe import prediction
 from autotune.probe.result import Interval
 from autotune.report.compare import Gain
 from autotune.report.trial import Trial, memory_name
+from autotune.units import format_gib
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """What a trainer that generates does in a step, apart from training.
+
+    Attributes:
+        time_s: Median time of generating and scoring, in seconds.
+        training_time_s: Median time of the rest of the step, in seconds.
+        used_peak_bytes: The most that was used while generating; None if unknown.
+        training_used_peak_bytes: The most that was used while training; None if unknown.
+    """
+
+    time_s: float
+    training_time_s: float
+    used_peak_bytes: int | None
+    training_used_peak_bytes: int | None
+
+    def line(self, source: str) -> str:
+        """Return it in words."""
+        return (
+            f"a step: {self.time_s:.3g} s of generation at {format_gib(self.used_peak_bytes)},"
+            f" {self.training_time_s:.3g} s of training at"
+            f" {format_gib(self.training_used_peak_bytes)}, {source}"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +54,7 @@ class Figures:
         trained_share: Share (0 to 1) of the data's loss tokens that it trains on.
         gain: Rate and memory over the baseline's; None if they cannot be compared.
         training: ``same``, or what differs from the baseline's training.
+        generation: What a step generates in; None for trainers that generate nothing.
     """
 
     source: str
@@ -40,6 +68,7 @@ class Figures:
     trained_share: float
     gain: Gain | None
     training: str
+    generation: Generation | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, with the same keys for every trial."""
@@ -82,6 +111,28 @@ def figures_of(trial: Trial, gain: Gain | None) -> Figures:
         trained_share=trial.coverage,
         gain=gain,
         training="+".join(trial.changes) or "same",
+        generation=generation_of(trial),
+    )
+
+
+def generation_of(trial: Trial) -> Generation | None:
+    """Return what a trial's steps generate in; None if they generate nothing."""
+    pooled = trial.measurement
+    peak = None if pooled is None else pooled.phases.get("generation")
+    if pooled is None or peak is None or not pooled.steps:
+        return None
+    time_s = median(step.generation_time_s for step in pooled.steps)
+    training = [
+        pooled.fit_bytes(pooled.phases[name])
+        for name in ("first_step", "later_steps")
+        if name in pooled.phases
+    ]
+    known = [value for value in training if value is not None]
+    return Generation(
+        time_s=time_s,
+        training_time_s=pooled.step_time_s.median - time_s,
+        used_peak_bytes=pooled.fit_bytes(peak),
+        training_used_peak_bytes=max(known, default=None),
     )
 
 

@@ -12,6 +12,7 @@ from rich.text import Text
 from autotune.probe import prediction
 from autotune.probe.result import Outcome, covered
 from autotune.report.cells import ending, probe_line, rate, settings, table_row
+from autotune.report.figures import generation_of
 from autotune.report.makeup import BUDGET_MEANS, makeup_table, timeline_picture
 from autotune.report.model import Report
 from autotune.report.picks import pick_notes
@@ -86,6 +87,9 @@ def pareto_table(report: Report, width: int, members: Sequence[Trial] | None = N
         edge = " (on the edge of memory)" if item.on_the_edge else ""
         edge += " (rate too noisy to rank)" if item.is_unranked else ""
         text.append(_wrap(f"{tags}{settings(item.changed)}{edge}", width, indent=7) + "\n")
+        generation = generation_of(item)
+        if generation is not None:
+            text.append(_wrap(generation.line(item.source), width, indent=7) + "\n")
         if (item.host_bytes or 0) >= prediction.HOST_NOTED_BYTES:
             held = f"holds {format_gib(item.host_bytes)} on the host, predicted"
             text.append(_wrap(held, width, indent=7) + "\n", style="yellow")

@@ -153,6 +153,9 @@ class DataProfile:
         format: Data format, such as ``messages`` or ``prompt-completion``.
         fingerprint: Digest of the tokenised rows.
         num_empty_rows: Rows without a token, dropped before anything else.
+        sequences_per_row: Sequences that the model sees per row: 2 for pairs of preferences.
+            ``length_counts`` and the tables then speak of the longer one.
+        column_counts: Per column, token length to number of rows; empty if rows have one only.
         odd_roles: Role that chat templates do not commonly know to the number of messages.
     """
 
@@ -167,6 +170,8 @@ class DataProfile:
     format: str
     fingerprint: str
     num_empty_rows: int = 0
+    sequences_per_row: int = 1
+    column_counts: Mapping[str, Mapping[int, int]] = field(default_factory=dict)
     odd_roles: Mapping[str, int] = field(default_factory=dict)
 
     def notices(self) -> tuple[str, ...]:
@@ -190,8 +195,8 @@ class DataProfile:
 
     @property
     def mean_length(self) -> float:
-        """Return the mean length of a row, in tokens."""
-        return self.num_tokens / self.num_rows
+        """Return the mean length of a sequence, in tokens."""
+        return self.num_tokens / (self.num_rows * self.sequences_per_row)
 
     def quantile(self, share: float) -> int:
         """Return the smallest length that a ``share`` (0 to 1) of the rows do not exceed."""
@@ -237,7 +242,10 @@ class DataProfile:
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
         data = asdict(self)
-        data["length_counts"] = {str(key): value for key, value in self.length_counts.items()}
+        data["length_counts"] = _with_text_keys(self.length_counts)
+        data["column_counts"] = {
+            name: _with_text_keys(counts) for name, counts in self.column_counts.items()
+        }
         data["odd_roles"] = dict(self.odd_roles)
         return data
 
@@ -245,10 +253,21 @@ class DataProfile:
     def from_dict(cls, data: Mapping[str, Any]) -> DataProfile:
         """Return the record that :meth:`to_dict` wrote."""
         values = dict(data)
-        values["length_counts"] = {int(k): v for k, v in values["length_counts"].items()}
+        values["length_counts"] = _with_numbers(values["length_counts"])
+        values["column_counts"] = {
+            name: _with_numbers(counts) for name, counts in values.get("column_counts", {}).items()
+        }
         for name in ("max_lengths", "loss_tokens_kept", "rows_cut", "rows_dropped"):
             values[name] = tuple(values[name])
         return cls(**values)
+
+
+def _with_text_keys(counts: Mapping[int, int]) -> dict[str, int]:
+    return {str(key): value for key, value in counts.items()}
+
+
+def _with_numbers(counts: Mapping[str, int]) -> dict[int, int]:
+    return {int(key): value for key, value in counts.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,6 +284,8 @@ class Context:
         num_processes: Data-parallel processes per probe.
         min_coverage: Least share (0 to 1) of loss tokens a candidate must train on.
         budget_bytes: Peak memory that a candidate must stay within; None if not known.
+        refusals: Per knob, values that were found to fail or to have no effect in this trainer,
+            each with the reason.
     """
 
     trainer: str
@@ -276,3 +297,4 @@ class Context:
     num_processes: int = 1
     min_coverage: float = 0.0
     budget_bytes: int | None = None
+    refusals: Mapping[str, Mapping[str, str]] = field(default_factory=dict)

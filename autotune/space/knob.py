@@ -11,6 +11,7 @@ from autotune.errors import SpaceError
 from autotune.registry import Registry
 from autotune.space.context import Context
 from autotune.space.domains import Domain, Quantiles, Value
+from autotune.space.trainers import has_keys
 
 Candidate: TypeAlias = Mapping[str, Value]
 Comparison: TypeAlias = Callable[[Value, Value, Candidate, Context], bool]
@@ -72,7 +73,7 @@ class Knob:
         accepts: Values that a user may ask for; ``domain`` if None.
         keys: TRL keys that belong to the knob, dotted for nested ones: those it writes, and those
             that would silently override it. A space may not fix them. ``(name,)`` if empty.
-        trainers: Trainers it exists for.
+        needed_keys: TRL keys that a trainer's configuration must have for the knob to exist there.
         depends_on: Knobs that its rules look at; they are drawn first.
         always: Whether it is part of every space, at its baseline where the space is silent.
         default_values: Values derived from the context, given the quantiles asked for.
@@ -106,7 +107,7 @@ class Knob:
     domain: Domain | None = None
     accepts: Domain | None = None
     keys: tuple[str, ...] = ()
-    trainers: tuple[str, ...] = ("sft",)
+    needed_keys: tuple[str, ...] = ()
     depends_on: tuple[str, ...] = ()
     always: bool = False
     default_values: Callable[[Context, Quantiles | None], tuple[Value, ...]] | None = None
@@ -146,6 +147,10 @@ class Knob:
             object.__setattr__(self, "accepts", self.domain)
         if not self.keys:
             object.__setattr__(self, "keys", (self.name,))
+
+    def is_for(self, trainer: str) -> bool:
+        """Whether the trainer's configuration has what the knob writes."""
+        return has_keys(trainer, self.needed_keys)
 
     @property
     def accepted(self) -> Domain:
@@ -268,6 +273,8 @@ registry: Registry[Knob] = Registry(
         "autotune.space.knobs.batching",
         "autotune.space.knobs.precision",
         "autotune.space.knobs.memory",
+        "autotune.space.knobs.preference",
+        "autotune.space.knobs.online",
     ),
 )
 
@@ -276,3 +283,12 @@ def add(knob: Knob) -> Knob:
     """Register ``knob`` under its own name and return it."""
     registry.register(knob.name, knob)
     return knob
+
+
+def not_for(knob: Knob, trainer: str) -> str:
+    """Return why ``knob`` can't be searched on ``trainer``, without a full stop."""
+    keys = " and ".join(repr(key) for key in knob.needed_keys)
+    return (
+        f"the knob {knob.name!r} is not for the trainer {trainer!r}, whose configuration has no"
+        f" {keys}"
+    )

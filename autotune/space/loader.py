@@ -16,7 +16,8 @@ from autotune.space.bounds import find_excess
 from autotune.space.domains import Choice, Domain
 from autotune.space.fixed import refuse_fixed
 from autotune.space.forms import domain_from_json
-from autotune.space.knob import Knob, registry
+from autotune.space.knob import Knob, not_for, registry
+from autotune.space.trainers import is_known, known
 
 SCHEMA = 1
 _KEYS = ("schema", "trainer", "description", "knobs", "fixed")
@@ -94,7 +95,7 @@ class _Reader:
                 raise UnknownNameError("key", key, _KEYS, where=self._where(key_node))
         self._check_schema(root, parts)
         trainer = self._trainer(parts)
-        known = {name: knob for name, knob in registry if trainer in knob.trainers}
+        known = {name: knob for name, knob in registry if knob.is_for(trainer)}
         if "knobs" not in parts:
             raise self._error(root, "the key 'knobs' is missing")
         knobs = tuple(
@@ -123,10 +124,9 @@ class _Reader:
 
     def _trainer(self, parts: Mapping[str, tuple[yaml.Node, yaml.Node]]) -> str:
         trainer = self._text(parts, "trainer", "sft")
-        trainers = {name for _, knob in registry for name in knob.trainers}
-        if trainer not in trainers:
+        if not is_known(trainer):
             raise UnknownNameError(
-                "trainer", trainer, trainers, where=self._where(parts["trainer"][1])
+                "trainer", trainer, known(), where=self._where(parts["trainer"][1])
             )
         return trainer
 
@@ -141,16 +141,12 @@ class _Reader:
         return value
 
     def _knob(self, name: str, node: yaml.Node, trainer: str, key_node: yaml.Node) -> Knob:
-        usable = [known for known, knob in registry if trainer in knob.trainers]
+        usable = [found for found, knob in registry if knob.is_for(trainer)]
         if name not in registry.names():
             raise UnknownNameError("knob", name, usable, where=self._where(key_node))
         knob = registry.get(name)
-        if trainer not in knob.trainers:
-            raise self._error(
-                key_node,
-                f"the knob {name!r} is not for the trainer {trainer!r},"
-                f" but for {', '.join(knob.trainers)}",
-            )
+        if not knob.is_for(trainer):
+            raise self._error(key_node, not_for(knob, trainer))
         try:
             return replace(knob, domain=self._domain(knob, node))
         except SpaceError as error:

@@ -69,7 +69,7 @@ def parse_pins(
         UnknownNameError: If a pin names no knob.
         SpaceError: If the knob can never take the value.
     """
-    offered = {name: knob for name, knob in registry if trainer in knob.trainers}
+    offered = {name: knob for name, knob in registry if knob.is_for(trainer)}
     by_name = {**offered, **{knob.name: knob for knob in knobs}}
     for name in pins:
         if name not in by_name:

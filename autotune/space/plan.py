@@ -147,7 +147,9 @@ class Plan:
         legal: list[Value] = []
         refused: list[tuple[Value, str]] = []
         for value in self.values[name]:
-            reason = knob.refuse(value, seen, context) if knob.refuse else None
+            reason = context.refusals.get(name, {}).get(str(value))
+            if reason is None and knob.refuse:
+                reason = knob.refuse(value, seen, context)
             if reason is None and knob.no_effect and not pinned:
                 reason = knob.no_effect(value, seen, context)
             if reason is None:

@@ -31,7 +31,7 @@ def make_plan(knobs: Sequence[Knob], context: Context, pins: Mapping[str, Value]
         SpaceError: If a knob has no values for this model and data.
     """
     named = {knob.name for knob in knobs}
-    offered = {name: knob for name, knob in registry if context.trainer in knob.trainers}
+    offered = {name: knob for name, knob in registry if knob.is_for(context.trainer)}
     implied = frozenset(
         name
         for name, knob in offered.items()
@@ -51,7 +51,7 @@ def make_plan(knobs: Sequence[Knob], context: Context, pins: Mapping[str, Value]
 
 def is_possible(knobs: Sequence[Knob], context: Context, pins: Mapping[str, Value]) -> bool:
     """Return whether something can be drawn in ``context`` in which every pin takes effect."""
-    offered = {name for name, knob in registry if context.trainer in knob.trainers}
+    offered = {name for name, knob in registry if knob.is_for(context.trainer)}
     if not {*pins} <= offered | {knob.name for knob in knobs}:
         return False
     try:

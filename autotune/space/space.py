@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,16 @@ from autotune.errors import SpaceError, UnknownNameError
 from autotune.space import loader
 from autotune.space.context import Context
 from autotune.space.fixed import refuse_fixed
-from autotune.space.knob import Knob, registry
+from autotune.space.knob import Knob, not_for, registry
 from autotune.space.pins import parse_pins, resolve
 from autotune.space.plan import in_order
 from autotune.space.resolve import ResolvedSpace
+from autotune.space.trainers import has_keys
 
 __all__ = ["ResolvedSpace", "SearchSpace"]
+
+_REWARD_KEYS = ("reward_funcs", "reward_model_name_or_path")
+"""TRL's names for what scores completions (trl/scripts/grpo.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +56,10 @@ class SearchSpace:
             if knob.name in seen:
                 raise SpaceError(f"the knob {knob.name!r} is listed twice.")
             seen.add(knob.name)
-            if self.trainer not in knob.trainers:
-                raise SpaceError(
-                    f"the knob {knob.name!r} is not for the trainer {self.trainer!r},"
-                    f" but for {', '.join(knob.trainers)}."
-                )
+            if not knob.is_for(self.trainer):
+                raise SpaceError(f"{not_for(knob, self.trainer)}.")
         in_order(self.knobs)
-        others = [knob for _, knob in registry if self.trainer in knob.trainers]
+        others = [knob for _, knob in registry if knob.is_for(self.trainer)]
         for key, value in self.fixed.items():
             reason = refuse_fixed(key, value, (*self.knobs, *others))
             if reason is not None:
@@ -107,6 +108,31 @@ class SearchSpace:
         }
         text = json.dumps(data, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def with_reward(self, reward: str) -> SearchSpace:
+        """Return the space with another reward, in place of those that it fixes.
+
+        Args:
+            reward: A function as ``module:function``, the name of one of TRL's own, or a reward
+                model: a hub id or a folder.
+
+        Raises:
+            SpaceError: If the trainer takes no reward.
+        """
+        if not has_keys(self.trainer, tuple(_REWARD_KEYS)):
+            raise SpaceError(
+                f"--reward is for trainers that generate, and {self.trainer!r} does not.",
+                hint="Leave it out.",
+            )
+        module, _, function = reward.partition(":")
+        if function:
+            own: dict[str, Any] = {"reward_funcs": [f"{module}.{function}"]}
+        elif reward.isidentifier() and not Path(reward).exists():
+            own = {"reward_funcs": [reward]}
+        else:
+            own = {"reward_model_name_or_path": reward}
+        kept = {key: value for key, value in self.fixed.items() if key not in _REWARD_KEYS}
+        return replace(self, fixed={**kept, **own})
 
     def check_pins(self, pins: Mapping[str, object]) -> None:
         """Check what can be said of pins before device, model and data are known.

@@ -30,7 +30,7 @@ def run(request: Mapping[str, Any]) -> dict[str, Any]:
             rows = prepared_rows(spec).select_columns(["input_ids", "labels"])
             return Sample(rows=rows, rows_ratio=1.0, tokens_ratio=1.0)
 
-        def _session(self, trainer: Any, *_: Any) -> Any:
+        def session(self, trainer: Any, *_: Any) -> Any:
             return trainer
 
     spec = ProbeSpec.from_dict(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from autotune.errors import UnknownNameError
 from autotune.probe.spec import ProbeSpec
 from autotune.registry import Registry
+from autotune.space import trainers
 
 if TYPE_CHECKING:
     from autotune.devices.base import DeviceBackend
@@ -22,11 +23,15 @@ class Recorder(Protocol):
     """Receives the events of a training run; reads clocks and memory at each."""
 
     def enter_phase(self, name: str) -> None:
-        """Start phase ``name`` (``load``, ``first_step``, ``later_steps``, ``eval``, ``save``)."""
+        """Start phase ``name``, one of ``autotune.probe.result.PHASES``."""
         ...
 
     def begin_step(self) -> None:
         """Start an optimizer step."""
+        ...
+
+    def end_generation(self) -> None:
+        """Close the generation that began with the step."""
         ...
 
     def end_micro_batch(self) -> None:
@@ -88,7 +93,7 @@ LAID_ASIDE: Mapping[str, object] = {
 """What a probe sets these keys to where a configuration has them."""
 
 registry: Registry[Callable[[], TrainerAdapter]] = Registry(
-    "trainer", group="autotune.trainers", builtin=("autotune.trainers.sft",)
+    "trainer", group=trainers.GROUP, modules=trainers.BUILTIN
 )
 
 

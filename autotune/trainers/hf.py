@@ -41,14 +41,25 @@ from autotune.trainers.base import LAID_ASIDE, Recorder
 from autotune.trainers.schedule import num_steps, plan, probe_accumulation
 
 
-def parse(config_class: type, mapping: Mapping[str, Any], folder: Path) -> tuple[Any, ...]:
+def parse(
+    config_class: type,
+    mapping: Mapping[str, Any],
+    folder: Path,
+    script_class: type = ScriptArguments,
+) -> tuple[Any, ...]:
     """Return TRL's dataclasses for ``mapping``, read from a file as ``trl --config`` reads it.
+
+    Args:
+        config_class: Of the trainer.
+        mapping: TRL keys.
+        folder: Takes the file.
+        script_class: Of the arguments of the trainer's script.
 
     Raises:
         UnknownNameError: If TRL knows no such key.
         ValueError: If it refuses a value.
     """
-    classes = (ScriptArguments, config_class, ModelConfig, DatasetMixtureConfig)
+    classes = (script_class, config_class, ModelConfig, DatasetMixtureConfig)
     known = {field.name for kind in classes for field in dataclasses.fields(kind)} | {"env"}
     for key in mapping:
         if key not in known:
@@ -131,30 +142,28 @@ def accumulation(spec: ProbeSpec) -> int:
 class CountingCollator:
     """The trainer's own collator, which also tells the recorder what each micro-batch holds.
 
-    Shapes: ``input_ids`` and ``labels`` are (B, L): B rows (1 if flattened), L padded tokens.
+    Args:
+        inner: The trainer's.
+        count: Says of rows and their batch how many tokens, positions and tokens with loss it has.
+        recorder: Told of each batch.
     """
 
     def __init__(
         self,
         inner: Callable[[Sequence[Any]], Any],
+        count: Callable[[Sequence[Any], Any], Mapping[str, int]],
         recorder: Recorder,
         repeats: MicroBatches | None = None,
     ) -> None:
         self._inner = inner
+        self._count = count
         self._recorder = recorder
         self._repeats = repeats
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> Any:
         """Collate ``rows`` into a batch and count it."""
-        num_tokens = sum(len(row["input_ids"]) for row in rows)
         batch = self._inner(rows)
-        labels = batch["labels"]
-        self._recorder.count(
-            num_tokens=num_tokens,
-            num_positions=batch["input_ids"].numel(),
-            num_loss_tokens=int((labels[..., 1:] != -100).sum()),
-            num_rows=len(rows),
-        )
+        self._recorder.count(**self._count(rows, batch), num_rows=len(rows))
         if self._repeats is not None:
             self._repeats.expect(batch)
         return batch
@@ -165,9 +174,9 @@ class RecorderCallback(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, recorder: Recorder, *, num_steps: int, phases: Sequence[str]) -> None:
         self._recorder = recorder
+        self.is_done = False
         self._num_steps = num_steps
         self._phases = phases
-        self._done = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Start the first step's phase and clock."""
@@ -188,7 +197,7 @@ class RecorderCallback(TrainerCallback):  # type: ignore[misc]
         if state.global_step == 1:
             self._recorder.enter_phase("later_steps")
         if state.global_step >= self._num_steps:
-            self._done = True
+            self.is_done = True
             if "eval" in self._phases:
                 control.should_evaluate = True
                 self._recorder.enter_phase("eval")
@@ -202,7 +211,7 @@ class RecorderCallback(TrainerCallback):  # type: ignore[misc]
         """Check the loss and start the next step's clock, so that logging is not timed."""
         if logs and "loss" in logs:
             self._recorder.report_loss(float(logs["loss"]))
-        if not self._done:
+        if not self.is_done:
             self._recorder.begin_step()
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -236,9 +245,11 @@ class Session:
         spec: ProbeSpec,
         num_steps: int,
         facts: dict[str, Any],
+        count: Callable[[Sequence[Any], Any], Mapping[str, int]],
         repeats: MicroBatches | None,
     ) -> None:
         self._trainer = trainer
+        self._count = count
         self._spec = spec
         self._num_steps = num_steps
         self._facts = facts
@@ -246,15 +257,21 @@ class Session:
 
     def run(self, recorder: Recorder) -> None:
         """Train, with the recorder listening."""
-        trainer = self._trainer
         recorder.describe_run(**self._facts)
-        trainer.data_collator = CountingCollator(trainer.data_collator, recorder, self._repeats)
+        self.listen(recorder)
+        self._trainer.train()
+
+    def listen(self, recorder: Recorder) -> None:
+        """Let batches be counted and the trainer's events be heard."""
+        trainer = self._trainer
+        trainer.data_collator = CountingCollator(
+            trainer.data_collator, self._count, recorder, self._repeats
+        )
         if self._repeats is not None:
             trainer.training_step = self._repeats.around(trainer.training_step)
         trainer.add_callback(
             RecorderCallback(recorder, num_steps=self._num_steps, phases=self._spec.phases)
         )
-        trainer.train()
 
 
 class HfAdapter(ABC):
@@ -276,6 +293,22 @@ class HfAdapter(ABC):
         """Return TRL's configuration class."""
         ...
 
+    def script_class(self) -> type:
+        """Return TRL's class of the arguments of the trainer's script."""
+        return ScriptArguments  # type: ignore[no-any-return]
+
+    def accumulation(self, spec: ProbeSpec) -> int:
+        """Return the micro-batches per step that the probe runs."""
+        return accumulation(spec)
+
+    def overlay(self, spec: ProbeSpec, device: DeviceBackend) -> dict[str, Any]:
+        """Return the probe-only keys."""
+        return {
+            **probe_overlay(spec, device),
+            "gradient_accumulation_steps": self.accumulation(spec),
+            **spec.overlay,
+        }
+
     @abstractmethod
     def make_trainer(self, **kwargs: Any) -> Any:
         """Return TRL's trainer for the arguments that TRL's script would pass."""
@@ -287,9 +320,47 @@ class HfAdapter(ABC):
         ...
 
     @abstractmethod
-    def row_lengths(self, dataset: Dataset) -> list[int]:
-        """Return the tokens per row of the processed data set. Shape (N,)."""
+    def row_lengths(self, dataset: Dataset, training_args: Any) -> list[int]:
+        """Return the tokens per row of the processed data set, as batches hold them. Shape (N,).
+
+        Of several sequences per row, the longest one counts.
+        """
         ...
+
+    def row_tokens(self, dataset: Dataset, training_args: Any) -> list[int]:
+        """Return the tokens trained on per row of the processed data set. Shape (N,).
+
+        Of several sequences per row, all count.
+        """
+        return self.row_lengths(dataset, training_args)
+
+    @abstractmethod
+    def count(self, rows: Sequence[Any], batch: Any) -> Mapping[str, int]:
+        """Return a batch's ``num_tokens``, ``num_positions`` and ``num_loss_tokens``.
+
+        Args:
+            rows: As they lie in the processed data set.
+            batch: What the trainer's collator made of them, on the host.
+        """
+        ...
+
+    def load_model(
+        self, name: str, model_init_kwargs: Mapping[str, Any], quantization: object | None
+    ) -> Any:
+        """Return the model with random weights, of the class that the trainer would load."""
+        return models.with_random_weights(name, model_init_kwargs, quantization)
+
+    def further_arguments(
+        self, spec: ProbeSpec, training_args: Any, load: Callable[[], Any]
+    ) -> dict[str, Any]:
+        """Return arguments of the trainer beyond those that all have.
+
+        Args:
+            spec: The probe's.
+            training_args: The trainer's, parsed.
+            load: Loads the model once more, such as for a reference; with random weights as asked.
+        """
+        return {}
 
     def build(self, spec: ProbeSpec, device: DeviceBackend) -> Session:
         """Return the trainer of ``spec``, built as TRL's script builds it."""
@@ -299,8 +370,10 @@ class HfAdapter(ABC):
         # A probe that found rows processed by an earlier one would load in less memory.
         disable_caching()
         folder = Path(spec.folder)
-        mapping = {**spec.config, **probe_overlay(spec, device)}
-        _, training_args, model_args, _ = parse(self.config_class(), mapping, folder)
+        mapping = {**spec.config, **self.overlay(spec, device)}
+        _, training_args, model_args, _ = parse(
+            self.config_class(), mapping, folder, self.script_class()
+        )
         model_init_kwargs = {
             "revision": model_args.model_revision,
             "trust_remote_code": spec.trust_remote_code,
@@ -311,12 +384,18 @@ class HfAdapter(ABC):
         training_args.model_init_kwargs = model_init_kwargs
         sample = self.load_rows(spec, training_args)
         quantization = get_quantization_config(model_args)
-        model: Any = model_args.model_name_or_path
+        name: str = model_args.model_name_or_path
+        model: Any = name
         tokenizer = AutoTokenizer.from_pretrained(
-            model, revision=model_args.model_revision, trust_remote_code=spec.trust_remote_code
+            name, revision=model_args.model_revision, trust_remote_code=spec.trust_remote_code
         )
+        stored = quantization
+
+        def load() -> Any:
+            return self.load_model(name, model_init_kwargs, stored)
+
         if spec.weights == "random":
-            model = models.with_random_weights(model, model_init_kwargs, quantization)
+            model = load()
             quantization, training_args.model_init_kwargs = None, None
         trainer = self.make_trainer(
             model=model,
@@ -326,19 +405,21 @@ class HfAdapter(ABC):
             processing_class=tokenizer,
             quantization_config=quantization,
             peft_config=get_peft_config(model_args),
+            **self.further_arguments(spec, training_args, load),
         )
         repeats = device.repeats() if self.batches_decide else None
-        return self._session(trainer, spec, sample, repeats)
+        return self.session(trainer, spec, sample, repeats)
 
-    def _session(
+    def session(
         self,
         trainer: Any,
         spec: ProbeSpec,
         sample: Sample,
         repeats: MicroBatches | None,
     ) -> Session:
+        """Return the session of a built trainer, with its rows laid out."""
         processed = trainer.train_dataset
-        lengths = self.row_lengths(processed)
+        lengths = self.row_lengths(processed, trainer.args)
         schedule = plan(
             lengths,
             batch_size=trainer.args.per_device_train_batch_size,
@@ -350,20 +431,25 @@ class HfAdapter(ABC):
             padded=not (spec.config.get("packing") or spec.config.get("padding_free")),
             representative=spec.representative,
         )
-        facts = {
-            "worst_batch": schedule.worst_batch,
-            "rows_per_epoch": len(processed) * sample.rows_ratio,
-            "rows_per_sample": len(processed) / len(sample.rows),
-            "tokens_per_epoch": sum(lengths) * sample.tokens_ratio,
-            "num_trainable_parameters": sum(
-                p.numel() for p in trainer.model.parameters() if p.requires_grad
-            ),
-        }
+        facts = {"worst_batch": schedule.worst_batch, **self.facts(trainer, sample)}
         trainer.train_dataset = processed.select(schedule.rows)
         if "eval" in spec.phases:
             worst = schedule.rows[: trainer.args.per_device_eval_batch_size * 2]
             trainer.eval_dataset = processed.select(worst)
-        return Session(trainer, spec, schedule.num_steps, facts, repeats)
+        return Session(trainer, spec, schedule.num_steps, facts, self.count, repeats)
+
+    def facts(self, trainer: Any, sample: Sample) -> dict[str, Any]:
+        """Return what the measurement says of a run, of its epoch above all."""
+        processed = trainer.train_dataset
+        return {
+            "rows_per_epoch": len(processed) * sample.rows_ratio,
+            "rows_per_sample": len(processed) / len(sample.rows),
+            "tokens_per_epoch": sum(self.row_tokens(processed, trainer.args))
+            * sample.tokens_ratio,
+            "num_trainable_parameters": sum(
+                p.numel() for p in trainer.model.parameters() if p.requires_grad
+            ),
+        }
 
 
 def prepared_rows(spec: ProbeSpec) -> Dataset:

@@ -8,7 +8,13 @@ from typing import Any
 import torch
 import transformers
 from accelerate import PartialState
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    PretrainedConfig,
+    PreTrainedModel,
+)
 
 from autotune.virtual.errors import NotVirtual
 
@@ -51,7 +57,11 @@ def architecture(config: PretrainedConfig) -> type[PreTrainedModel]:
 
 
 def with_random_weights(
-    name: str, model_init_kwargs: Mapping[str, Any], quantization_config: object | None
+    name: str,
+    model_init_kwargs: Mapping[str, Any],
+    quantization_config: object | None,
+    *,
+    scores: bool = False,
 ) -> PreTrainedModel:
     """Return the model ``name`` with random weights, loaded as a checkpoint would be.
 
@@ -63,10 +73,14 @@ def with_random_weights(
         name: Hub id or folder that holds the configuration.
         model_init_kwargs: As TRL hands them to ``from_pretrained``.
         quantization_config: transformers' configuration of the quantisation; None for none.
+        scores: Whether to build the architecture with a head that scores a sequence
+            (``AutoModelForSequenceClassification``) in place of its own.
     """
     kwargs = dict(model_init_kwargs)
     trust = bool(kwargs.get("trust_remote_code"))
     config = load_config(name, revision=kwargs.pop("revision", None), trust_remote_code=trust)
+    if scores:
+        config.num_labels = 1
     _check_stored(config)
     dtype = kwargs.get("dtype", "float32")
     if isinstance(dtype, str) and dtype != "auto":
@@ -81,11 +95,12 @@ def with_random_weights(
     weights: dict[str, _RandomWeight] = {}
     if quantization_config is not None:
         kwargs["quantization_config"] = quantization_config
-        weights = _made_up_checkpoint(config, kwargs.get("dtype"), trust_remote_code=trust)
-    kind = architecture(config)
-    if kind is AutoModelForCausalLM:
+        shell = on_meta(config, trust_remote_code=trust, scores=scores)
+        weights = _made_up_checkpoint(shell, config, kwargs.get("dtype"))
+    kind = AutoModelForSequenceClassification if scores else architecture(config)
+    if kind in _FINDERS:
         # Without a path it does not find the class; it does for a model without weights.
-        kind = type(on_meta(config, trust_remote_code=trust))
+        kind = type(on_meta(config, trust_remote_code=trust, scores=scores))
     model = _from_pretrained(kind, config, weights, kwargs)
     # Lost when no path is given; TRL finds the tokenizer by it.
     model.config._name_or_path = name
@@ -129,10 +144,9 @@ def _from_pretrained(
 
 
 def _made_up_checkpoint(
-    config: PretrainedConfig, dtype: object, *, trust_remote_code: bool
+    shell: PreTrainedModel, config: PretrainedConfig, dtype: object
 ) -> dict[str, _RandomWeight]:
     std = float(getattr(config, "initializer_range", 0.02) or 0.02)
-    shell = on_meta(config, trust_remote_code=trust_remote_code)
     linear = {
         f"{path}.weight"
         for path, module in shell.named_modules()
@@ -149,10 +163,22 @@ def _made_up_checkpoint(
     }
 
 
-def on_meta(config: PretrainedConfig, *, trust_remote_code: bool) -> PreTrainedModel:
-    """Return the model without any memory behind its parameters: shapes only."""
-    found = architecture(config)
+_FINDERS = (AutoModelForCausalLM, AutoModelForSequenceClassification)
+"""What finds a model's class instead of being one."""
+
+
+def on_meta(
+    config: PretrainedConfig, *, trust_remote_code: bool, scores: bool = False
+) -> PreTrainedModel:
+    """Return the model without any memory behind its parameters: shapes only.
+
+    Args:
+        config: Of the model.
+        trust_remote_code: Whether code of its repository may run.
+        scores: As for :func:`with_random_weights`.
+    """
+    found = AutoModelForSequenceClassification if scores else architecture(config)
     with torch.device("meta"):
-        if found is AutoModelForCausalLM:
-            return AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        if found in _FINDERS:
+            return found.from_config(config, trust_remote_code=trust_remote_code)
         return found(config)

@@ -200,7 +200,14 @@ def _cycle(order: Sequence[int], count: int) -> list[int]:
     return (list(order) * repeats)[:count]
 
 
-def subset(lengths: Sequence[int], *, num_needed: int, num_longest: int, seed: int) -> list[int]:
+def subset(
+    lengths: Sequence[int],
+    *,
+    num_needed: int,
+    num_longest: int,
+    seed: int,
+    at_least: int = ROWS_KEPT,
+) -> list[int]:
     """Return the raw rows a probe processes: enough typical ones and the longest.
 
     Args:
@@ -208,10 +215,12 @@ def subset(lengths: Sequence[int], *, num_needed: int, num_longest: int, seed: i
         num_needed: Rows that the steps will use up.
         num_longest: Longest rows that must be among them.
         seed: Seed of the draw; the same for every probe of a search.
+        at_least: Typical rows to return, also where the steps use up fewer.
     """
-    if len(lengths) <= max(num_needed, ROWS_KEPT):
+    enough = max(num_needed, at_least)
+    if len(lengths) <= enough:
         return list(range(len(lengths)))
-    pool = -(-max(num_needed, ROWS_KEPT) // 1000) * 1000
+    pool = -(-enough // 1000) * 1000 if at_least >= 1000 else enough
     order = list(range(len(lengths)))
     random.Random(seed).shuffle(order)
     chosen = set(order[:pool])

@@ -12,6 +12,7 @@ from autotune.probe.spec import ProbeSpec
 from autotune.trainers.base import registry
 from autotune.trainers.hf import HfAdapter, Sample, accumulation, prepared_rows
 from autotune.trainers.schedule import num_steps, subset
+from autotune.trainers.sft_checks import IGNORED
 
 SPLITTING = ("bfd_split", "wrapped")
 """TRL's packing strategies that cut rows without leaving anything out."""
@@ -59,9 +60,20 @@ class SftAdapter(HfAdapter):
             / trained_tokens([lengths[row] for row in chosen], training_args),
         )
 
-    def row_lengths(self, dataset: Dataset) -> list[int]:
+    def row_lengths(self, dataset: Dataset, training_args: Any) -> list[int]:
         """Return the tokens per processed row."""
         return [len(row) for row in dataset["input_ids"]]
+
+    def count(self, rows: Sequence[Any], batch: Any) -> Mapping[str, int]:
+        """Return a batch's counts; trained tokens are all that are not padding.
+
+        Shapes: ``input_ids`` and ``labels`` are (B, L): B rows (1 if flattened), L padded tokens.
+        """
+        return {
+            "num_tokens": sum(len(row["input_ids"]) for row in rows),
+            "num_positions": batch["input_ids"].numel(),
+            "num_loss_tokens": int((batch["labels"][..., 1:] != IGNORED).sum()),
+        }
 
 
 def trained_tokens(lengths: Sequence[int], training_args: Any) -> int:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import os
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, disable_progress_bars
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
 from trl import SFTConfig, SFTTrainer
 
-from autotune.errors import UnknownNameError, UsageError
-from autotune.space.context import DataProfile
-from autotune.space.lengths import useful_lengths
-from autotune.trainers.facts import model_facts
-from autotune.trainers.hf import parse
-from autotune.trainers.loading import check_weights, open_dataset, open_model
+from autotune.errors import UsageError
+from autotune.trainers import preparing
 from autotune.trainers.sft_checks import IGNORED, check_ids, check_rows, odd_roles
 
 _FORMATS = (
@@ -30,9 +22,6 @@ _FORMATS = (
     ("conversations", ("conversations",), "conversations"),
     ("prompt", ("prompt", "completion"), "prompt-completion"),
 )
-
-
-_ON_HOST = {"use_cpu": True, "bf16": False, "fp16": False, "tf32": None, "report_to": "none"}
 
 
 def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,44 +38,26 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         UsageError: If no row can be trained on.
     """
-    disable_progress_bars()
-    folder = Path(request["folder"])
-    # The CPU, whatever the search runs on: tokenising needs no accelerator.
-    mapping = {
-        **request["config"],
-        "output_dir": str(folder / "output"),
-        **_ON_HOST,
-    }
-    try:
-        script_args, training_args, model_args, dataset_args = parse(SFTConfig, mapping, folder)
-    except UnknownNameError:
-        raise
-    except ValueError as error:
-        raise UsageError(
-            f"TRL refuses the configuration: {error}.", hint="Look at `fixed:` in the space."
-        ) from error
-    trust = bool(request.get("trust_remote_code"))
-    config, tokenizer = open_model(
-        model_args.model_name_or_path,
-        revision=model_args.model_revision,
-        trust_remote_code=trust,
+    opened = preparing.open_request(SFTConfig, request)
+    folder, tokenizer, training_args = (
+        Path(request["folder"]),
+        opened.tokenizer,
+        opened.training_args,
     )
-    check_weights(model_args.model_name_or_path, str(request.get("weights", "random")))
-    facts = model_facts(config, tokenizer, trust_remote_code=trust)
     kind, num_empty, num_embeddings = "assumed", 0, 0
     roles: dict[str, int] = {}
     if request.get("assume") is not None:
-        rows = _made_up(facts.vocab_size, **request["assume"])
+        rows = _made_up(opened.facts.vocab_size, **request["assume"])
     else:
-        raw = open_dataset(script_args, dataset_args, eval_strategy=training_args.eval_strategy)
+        raw = preparing.open_rows(opened, request)
         kind = _format(raw, training_args.dataset_text_field)
-        _check_chat_template(raw, tokenizer, kind, model_args.model_name_or_path)
+        _check_chat_template(raw, tokenizer, kind, opened.model_args.model_name_or_path)
         check_rows(raw, kind, training_args.dataset_text_field)
         roles = odd_roles(raw, kind)
         rows, num_empty, num_embeddings = _tokenise(raw, tokenizer, training_args, folder)
     check_ids(
         rows,
-        vocab_size=max(facts.vocab_size, num_embeddings),
+        vocab_size=max(opened.facts.vocab_size, num_embeddings),
         pad_token_id=tokenizer.pad_token_id,
         tokenised=kind == "pre-tokenised",
     )
@@ -95,20 +66,28 @@ def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
             "no token of the data set carries loss: every label is masked.",
             hint="Check completion_only_loss, assistant_only_loss and the labels column.",
         )
-    data_folder = folder / "data"
-    profile = replace(
-        _profile(rows, kind, num_empty, request.get("max_lengths", ()), facts.max_positions),
+    lengths = [len(row) for row in rows["input_ids"]]
+    profile = preparing.profile_of(
+        _described(rows),
+        lengths,
+        extra_lengths=request.get("max_lengths", ()),
+        positions=opened.facts.max_positions,
+        kind=kind,
+        num_empty=num_empty,
         odd_roles=roles,
     )
-    rows = rows.select_columns(["input_ids", "labels"]).add_column(
-        "num_tokens", [len(row) for row in rows["input_ids"]]
-    )
-    rows.save_to_disk(str(data_folder))
-    return {
-        "model": facts.to_dict(),
-        "data": profile.to_dict(),
-        "data_folder": str(data_folder),
-    }
+    kept = rows.select_columns(["input_ids", "labels"]).add_column("num_tokens", lengths)
+    return preparing.answer(opened, kept, profile, folder)
+
+
+def _described(rows: Dataset) -> Iterator[preparing.Row]:
+    for ids, labels in zip(rows["input_ids"], rows["labels"], strict=True):
+        running = [0, *accumulate(int(label != IGNORED) for label in labels)]
+
+        def kept(limit: int, running: list[int] = running) -> int:
+            return running[min(limit, len(running) - 1)]
+
+        yield preparing.Row(len(ids), kept, (ids, labels))
 
 
 def _made_up(vocab_size: int, *, length: int, count: int) -> Dataset:
@@ -173,27 +152,13 @@ def _tokenise(
         completion_only_loss=training_args.completion_only_loss,
     )
     num_known = len(tokenizer)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=num_known,
-            hidden_size=8,
-            intermediate_size=8,
-            num_hidden_layers=1,
-            num_attention_heads=1,
-        )
-    )
+    model = preparing.smallest_model(num_known)
     try:
         trainer = SFTTrainer(model=model, args=args, train_dataset=raw, processing_class=tokenizer)
     except MemoryError:
         raise
     except Exception as error:
-        if isinstance(error, OSError) and error.errno not in (None, errno.ENOENT):
-            raise  # a full disk and the like, not the rows or a file that `fixed:` names
-        raise UsageError(
-            f"TRL cannot prepare this data set: {_one_line(error)}",
-            hint="Look at the first rows and at the chat template: every row must have the same, "
-            "non-empty fields, and the template must accept its roles.",
-        ) from error
+        raise preparing.explained(error) from error
     rows = trainer.train_dataset
     if not {"input_ids", "labels"}.issubset(rows.column_names):
         raise UsageError(
@@ -209,12 +174,6 @@ def _tokenise(
     rows = rows.select(kept) if len(kept) < len(rows) else rows
     num_embeddings = trainer.model.get_input_embeddings().num_embeddings
     return rows, num_empty, num_embeddings if num_embeddings > num_known else 0
-
-
-def _one_line(error: BaseException) -> str:
-    """Return an error in one line; of a KeyError, the text is but the key."""
-    text = " ".join(str(error).split())[:400]
-    return f"{type(error).__name__} {text}" if isinstance(error, LookupError) or not text else text
 
 
 def _without_empty(raw: Dataset, text_field: str) -> tuple[Dataset, int]:
@@ -261,41 +220,3 @@ def _nothing_to_train_on(raw: Dataset, columns: Sequence[str]) -> UsageError:
 
 def _num_processes(num_rows: int) -> int | None:
     return min(os.cpu_count() or 1, 8) if num_rows > 20_000 else None
-
-
-def _profile(
-    rows: Dataset,
-    kind: str,
-    num_empty: int,
-    extra_lengths: Sequence[int],
-    positions: int | None,
-) -> DataProfile:
-    lengths = [len(ids) for ids in rows["input_ids"]]
-    longest = max(lengths)
-    extra = {int(length) for length in extra_lengths}
-    if positions is not None and positions < longest:
-        extra.add(positions)  # offered in place of what is beyond it, and may be any number
-    max_lengths = sorted({*useful_lengths(longest), *extra, longest})
-    kept = [0] * len(max_lengths)
-    dropped = [0] * len(max_lengths)
-    digest = hashlib.sha256()
-    for ids, labels in zip(rows["input_ids"], rows["labels"], strict=True):
-        digest.update(repr((ids, labels)).encode())
-        running = [0, *accumulate(int(label != IGNORED) for label in labels)]
-        for index, limit in enumerate(max_lengths):
-            share = running[min(limit, len(labels))]
-            kept[index] += share
-            dropped[index] += share == 0
-    return DataProfile(
-        num_rows=len(lengths),
-        num_tokens=sum(lengths),
-        num_loss_tokens=kept[-1] if max_lengths[-1] >= longest else 0,
-        length_counts=dict(sorted(Counter(lengths).items())),
-        max_lengths=tuple(max_lengths),
-        loss_tokens_kept=tuple(kept),
-        rows_cut=tuple(sum(length > limit for length in lengths) for limit in max_lengths),
-        rows_dropped=tuple(dropped),
-        format=kind,
-        fingerprint=digest.hexdigest()[:16],
-        num_empty_rows=num_empty,
-    )

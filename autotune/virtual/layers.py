@@ -100,6 +100,17 @@ def embedding(weight: Any, indices: Any, *args: Any, **kwargs: Any) -> Any:
     return generic(aten.embedding.default, weight, indices, *args, **kwargs)
 
 
+def multinomial(weights: Any, *args: Any, **kwargs: Any) -> Any:
+    """Draw from V weights (B, V): always the one in the middle, for what is drawn is known.
+
+    Where tokens are generated, that is an ordinary one, which ends no text.
+    """
+    found = generic(aten.multinomial.default, weights, *args, **kwargs)
+    middle = torch.full(found.shape, weights.shape[-1] // 2, dtype=found.dtype)
+    values.know(found, middle)
+    return found
+
+
 def sparse_backward(*args: Any, **kwargs: Any) -> Any:
     """Refuse a gradient that holds the rows that were looked up alone."""
     raise NotVirtual("a sparse gradient", "how many rows it holds depends on the data")
@@ -123,6 +134,7 @@ SPECIAL = {
     "_thnn_fused_gru_cell": gru_cell,
     "_thnn_fused_gru_cell_backward": gru_cell_backward,
     "embedding": embedding,
+    "multinomial": multinomial,
     "_embedding_bag_backward": embedding_bag_backward,
     "embedding_sparse_backward": sparse_backward,
 }

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 NUM_ROWS = 600
+NUM_PREFERENCES = 200
 SEED = 7
 
 _SUBJECTS = ("the model", "a tokenizer", "the optimizer", "our cluster", "this layer", "the data")
@@ -65,23 +66,64 @@ def _sentence(draw: random.Random) -> str:
     return text[0].upper() + text[1:]
 
 
-def write_data(path: Path) -> None:
-    """Write the conversations as JSON lines."""
+def preferences(num_rows: int = NUM_PREFERENCES, seed: int = SEED) -> list[dict[str, Any]]:
+    """Return rows with ``prompt``, ``chosen`` and ``rejected``; the same for the same seed.
+
+    The answers of a pair differ in length, as those of two models do.
+    """
+    draw = random.Random(seed)
+    rows = []
+    for _ in range(num_rows):
+        *prompt, chosen = _conversation(draw)
+        rejected = {"role": "assistant", "content": _conversation(draw)[-1]["content"]}
+        rows.append({"prompt": prompt, "chosen": [chosen], "rejected": [rejected]})
+    return rows
+
+
+def unpaired(num_rows: int = NUM_PREFERENCES, seed: int = SEED) -> list[dict[str, Any]]:
+    """Return rows with ``prompt``, ``completion`` and ``label``: the pairs, taken apart."""
+    rows = []
+    for pair in preferences((num_rows + 1) // 2, seed):
+        for part, label in (("chosen", True), ("rejected", False)):
+            rows.append({"prompt": pair["prompt"], "completion": pair[part], "label": label})
+    return rows[:num_rows]
+
+
+def prompts(num_rows: int = NUM_PREFERENCES, seed: int = SEED) -> list[dict[str, Any]]:
+    """Return rows with a ``prompt``; the same for the same seed."""
+    return [{"prompt": row["prompt"]} for row in preferences(num_rows, seed)]
+
+
+DATA: Mapping[str, Callable[[], list[dict[str, Any]]]] = {
+    "chat": conversations,
+    "preference": preferences,
+    "unpaired": unpaired,
+    "prompts": prompts,
+}
+"""Kind of data to what makes its rows."""
+
+
+def write_data(path: Path, kind: str = "chat") -> None:
+    """Write rows of a kind as JSON lines."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps(row, ensure_ascii=False) for row in conversations()]
+    lines = [json.dumps(row, ensure_ascii=False) for row in DATA[kind]()]
     path.write_text("\n".join(lines) + "\n")
 
 
 def make(request: Mapping[str, Any]) -> dict[str, Any]:
     """Write the demo's model and data set into ``request["folder"]``; keep what is there.
 
+    Args:
+        request: ``folder``; ``data``, a key of :data:`DATA`, ``chat`` if it is not there.
+
     Returns:
         ``model`` and ``dataset``: their paths.
     """
     folder = Path(request["folder"])
-    data, model = folder / "chat.jsonl", folder / "tiny-llama"
+    kind = str(request.get("data", "chat"))
+    data, model = folder / f"{kind}.jsonl", folder / "tiny-llama"
     if not data.exists():
-        write_data(data)
+        write_data(data, kind)
     if not (model / "model.safetensors").exists():
         _write_model(model)
     return {"model": str(model), "dataset": str(data)}

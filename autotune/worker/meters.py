@@ -53,6 +53,7 @@ class StepRecorder:
         self._counts: deque[dict[str, int]] = deque()
         self._micro_times_s: list[float] = []
         self._cpu_uses: list[tuple[float, float] | None] = []
+        self._generation_time_s = 0.0
         self._edge_s = 0.0
         self._facts: dict[str, Any] = {}
 
@@ -68,8 +69,12 @@ class StepRecorder:
     def begin_step(self) -> None:
         """Start the clock of the next step."""
         self._device.synchronize()
-        self._micro_times_s = []
+        self._micro_times_s, self._generation_time_s = [], 0.0
         self._edge_s = self._device.clock()
+
+    def end_generation(self) -> None:
+        """Note the wall time since the step's begin as its generation's."""
+        self._generation_time_s = self._lap()
 
     def end_micro_batch(self) -> None:
         """Note the wall time since the last edge as a micro-batch's."""
@@ -83,7 +88,9 @@ class StepRecorder:
         self._cpu_uses.append(host.cpu_use() if is_real else None)
         counts = [self._counts.popleft() for _ in self._micro_times_s]
         self._micro_counts.append(counts)
-        self._steps.append(_step(self._micro_times_s, counts, optimizer_time_s))
+        self._steps.append(
+            _step(self._micro_times_s, counts, optimizer_time_s, self._generation_time_s)
+        )
 
     def count(
         self, *, num_tokens: int, num_positions: int, num_loss_tokens: int, num_rows: int
@@ -150,7 +157,9 @@ class StepRecorder:
         first, last = self._steps[0], self._steps[-1]
         times = (*first.micro_times_s[1:], *last.micro_times_s[:-1])
         counts = [*self._micro_counts[0][1:], *self._micro_counts[-1][:-1]]
-        return (_step(times, counts, last.optimizer_time_s),) if times else ()
+        if not times:
+            return ()
+        return (_step(times, counts, last.optimizer_time_s, last.generation_time_s),)
 
     def _taken_by_others(self, last: int) -> float | None:
         """Return others' share of the processor time between the measured steps' edges."""
@@ -176,12 +185,16 @@ class StepRecorder:
 
 
 def _step(
-    micro_times_s: Sequence[float], counts: Sequence[Mapping[str, int]], optimizer_time_s: float
+    micro_times_s: Sequence[float],
+    counts: Sequence[Mapping[str, int]],
+    optimizer_time_s: float,
+    generation_time_s: float,
 ) -> StepRecord:
     """Return the record of a step with these micro-batches."""
     return StepRecord(
         micro_times_s=tuple(micro_times_s),
         optimizer_time_s=optimizer_time_s,
+        generation_time_s=generation_time_s,
         **{name: sum(count[name] for count in counts) for name in _COUNTED},
     )
 

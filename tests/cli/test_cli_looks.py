@@ -10,8 +10,8 @@ import pytest
 from cli_kit import Done
 
 from autotune import doctor
-from autotune.cli import trl_keys
 from autotune.errors import ExecutorError, UsageError
+from autotune.space import trl_keys
 
 
 def test_spaces_are_listed(cli: Callable[..., Done]) -> None:

@@ -10,6 +10,7 @@ import pytest
 from autotune.space.context import Context
 from autotune.space.domains import Choice
 from autotune.space.knob import Knob, registry
+from autotune.space.trainers import BUILTIN
 from autotune.testing.contexts import PACKAGES, make_context, make_cpu, make_gpu
 
 KNOBS = [pytest.param(knob, id=name) for name, knob in registry]
@@ -38,7 +39,7 @@ def written(knob: Knob, context: Context) -> dict[Any, dict[str, Any]]:
 def test_it_explains_itself(knob: Knob) -> None:
     assert knob.help.strip().endswith(".")
     assert len(knob.help) < 600
-    assert knob.trainers
+    assert set(knob.needed_keys) <= set(knob.keys)
     assert registry.get(knob.name) is knob
 
 
@@ -157,18 +158,26 @@ def test_memory_rules_are_not_claimed_for_what_changes_the_method(knob: Knob) ->
 
 @pytest.mark.trl
 @every_knob
-def test_trl_knows_every_key(knob: Knob) -> None:
+@pytest.mark.parametrize("trainer", BUILTIN)
+def test_trl_knows_every_key(knob: Knob, trainer: str) -> None:
     from dataclasses import fields
 
     pytest.importorskip("trl")
-    from trl import ModelConfig, ScriptArguments, SFTConfig
+    from trl import ModelConfig, ScriptArguments
 
-    known = {f.name for kind in (SFTConfig, ModelConfig, ScriptArguments) for f in fields(kind)}
+    from autotune.trainers.base import load
+
+    classes = (load(trainer).config_class(), ModelConfig, ScriptArguments)
+    known = {f.name for kind in classes for f in fields(kind)}
+    assert knob.is_for(trainer) == known.issuperset(knob.needed_keys)
+    if not knob.is_for(trainer):
+        return
     known.add("env")  # read by the command line itself
     for context in CONTEXTS:
         for keys in written(knob, context).values():
             assert set(keys) <= known
-    assert {key.partition(".")[0] for key in knob.keys} <= known
+    if trainer == "sft":
+        assert {key.partition(".")[0] for key in knob.keys} <= known
 
 
 @pytest.mark.trl

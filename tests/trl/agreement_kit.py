@@ -17,12 +17,13 @@ from accelerate.state import AcceleratorState
 from datasets import Dataset
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, PreTrainedTokenizerFast, Qwen3Config
 
 from autotune.probe.spec import ProbeSpec
 from autotune.space.context import Context
 from autotune.testing.contexts import make_context, make_model
-from autotune.trainers.sft import SftAdapter
+from autotune.trainers.base import load
 from autotune.virtual import device, realtrace, state, values
 from autotune.virtual.placement import placed
 from autotune.virtual.repeats import Repeats
@@ -44,8 +45,10 @@ class Steps:
         peak_bytes: The most, per phase.
         after_bytes: After each step.
         host_peak_bytes: The most that the host held for the device.
+        num_generations: How often something was generated.
     """
 
+    num_generations: int = 0
     loaded_bytes: int = 0
     peak_bytes: dict[str, int] = field(default_factory=dict)
     after_bytes: list[int] = field(default_factory=list)
@@ -74,6 +77,9 @@ class Recorder:
 
     def begin_step(self) -> None:
         self._enter(f"step {len(self.steps.after_bytes) + 1}")
+
+    def end_generation(self) -> None:
+        self.steps.num_generations += 1
 
     def end_micro_batch(self) -> None:
         pass
@@ -130,8 +136,10 @@ def write_model(folder: Path, kind: str = "llama", **changes: Any) -> str:
     config.architectures = ["Qwen3ForCausalLM" if kind == "qwen3" else "LlamaForCausalLM"]
     config.save_pretrained(folder)
     words = {"<pad>": 0, "<eos>": 1, **{f"w{i}": i for i in range(2, VOCABULARY)}}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<pad>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
     PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel(words, unk_token="<pad>")),
+        tokenizer_object=tokenizer,
         pad_token="<pad>",
         eos_token="<eos>",
     ).save_pretrained(folder)
@@ -207,13 +215,20 @@ def run_real(spec: ProbeSpec) -> tuple[Steps, Trace]:
     AcceleratorState._reset_state(True)
     with realtrace.traced_on_host() as trace, _small_tiles():
         recorder = Recorder(trace)
-        session = SftAdapter().build(spec, Place(on_cpu=True))
+        session = load(spec.trainer).build(spec, Place(on_cpu=True))
         realtrace.adopt(trace, session._trainer.model)
         gc.collect()
         session.run(recorder)
         steps = recorder.close()
         del session
     return steps, trace
+
+
+@contextlib.contextmanager
+def built(spec: ProbeSpec) -> Iterator[Any]:
+    """Return the session of a probe on the CPU, not run."""
+    AcceleratorState._reset_state(True)
+    yield load(spec.trainer).build(spec, Place(on_cpu=True))
 
 
 def run_virtual(spec: ProbeSpec, **changes: Any) -> tuple[Steps, Trace]:
@@ -230,7 +245,7 @@ def run_on(card: Session, spec: ProbeSpec, repeats: Repeats | None = None) -> St
     try:
         with placed(card), _small_tiles():
             recorder = Recorder(card.trace)
-            session = SftAdapter().build(spec, Place(on_cpu=False, repeats=repeats))
+            session = load(spec.trainer).build(spec, Place(on_cpu=False, repeats=repeats))
             gc.collect()
             session.run(recorder)
             steps = recorder.close()

@@ -15,8 +15,8 @@ import pytest
 import yaml
 from trl_kit import write_jsonl
 
-from autotune.cli.trl_keys import known_keys
 from autotune.report.model import Report
+from autotune.space.trl_keys import known_keys
 from autotune.testing import processes
 
 pytestmark = pytest.mark.trl

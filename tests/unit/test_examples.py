@@ -17,9 +17,9 @@ import typer
 
 from autotune import SearchSpace, Tuner
 from autotune.cli import looks, predict, results, search
-from autotune.cli.trl_keys import known_keys
 from autotune.probe import trl_file
 from autotune.space.knob import registry
+from autotune.space.trl_keys import known_keys
 from autotune.worker import demo
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -81,10 +81,19 @@ def options_of(command: Any) -> set[str]:
     return {name for param in command.params for name in param.opts} | {"--help", "-h"}
 
 
-def test_the_data_set_is_the_generators_output(tmp_path: Path) -> None:
-    demo.write_data(tmp_path / "chat.jsonl")
-    kept = EXAMPLES / "data" / "chat_long_tail.jsonl"
-    assert kept.read_bytes() == (tmp_path / "chat.jsonl").read_bytes()
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("chat", "chat_long_tail"),
+        ("preference", "preference"),
+        ("unpaired", "unpaired"),
+        ("prompts", "prompts"),
+    ],
+)
+def test_the_data_sets_are_the_generators_output(kind: str, name: str, tmp_path: Path) -> None:
+    demo.write_data(tmp_path / "made.jsonl", kind)
+    kept = EXAMPLES / "data" / f"{name}.jsonl"
+    assert kept.read_bytes() == (tmp_path / "made.jsonl").read_bytes()
 
 
 def test_the_space_loads() -> None:
@@ -94,8 +103,9 @@ def test_the_space_loads() -> None:
     assert space.fixed
 
 
-def test_the_script_uses_what_exists() -> None:
-    path = EXAMPLES / "search_api.py"
+@pytest.mark.parametrize("name", ["search_api.py", "search_trainer.py"])
+def test_the_scripts_use_what_exists(name: str) -> None:
+    path = EXAMPLES / name
     tree = ast.parse(path.read_text())
     compile(tree, str(path), "exec")
     for node in ast.walk(tree):
@@ -249,6 +259,24 @@ def test_the_script_runs(tmp_path: Path) -> None:
     (run,) = (tmp_path / "made").glob("run-*")
     assert (run / "report.json").exists()
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.trl
+@pytest.mark.parametrize("trainer", ["dpo", "kto", "reward"])
+def test_the_script_for_a_trainer_runs(trainer: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "search_trainer.py"), trainer, "--trials", "2"]
+    done = subprocess.run(
+        [*command, "--device", "virtual:rtx-4090", "--folder", str(tmp_path / "made")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert ", predicted: " in done.stdout
+    text = (tmp_path / "made" / f"{trainer}.yaml").read_text()
+    assert f"trl {trainer} --config" in text
 
 
 def test_the_readmes_virtual_accelerator_counts_bytes() -> None:

@@ -248,6 +248,7 @@ BATCHING = add(
             "eval_packing",
             "dataset_kwargs.skip_prepare_dataset",
         ),
+        needed_keys=("packing", "padding_free"),
         depends_on=("attn_implementation",),
         write=lambda value, candidate, context: dict(_LAYOUTS[str(value)]),
         refuse=_refuse_batching,
@@ -268,6 +269,7 @@ MAX_LENGTH = add(
         accepts=IntRange(1, 1 << 24),
         # Coverage is tabulated for keep_start, TRL's default.
         keys=("max_length", "truncation_mode"),
+        needed_keys=("max_length",),
         depends_on=("batching",),
         always=True,
         default_values=_default_lengths,
@@ -292,6 +294,7 @@ PAD_TO_MULTIPLE_OF = add(
             " different shapes (allocator) and aligned ones (tensor cores)."
         ),
         domain=Choice(("none", 8, 64, 128)),
+        needed_keys=("pad_to_multiple_of",),
         depends_on=("batching",),
         write=_write_padding,
         active_if=_padding_inactive,

@@ -44,6 +44,14 @@ _KEEPS_NO_LESS_THAN: dict[str, frozenset[str]] = {
 }
 
 
+def checkpointing_keys(value: str) -> dict[str, Any]:
+    """Return the TRL keys of a way of checkpointing."""
+    return {
+        key: dict(item) if isinstance(item, dict) else item
+        for key, item in _CHECKPOINTING[value].items()
+    }
+
+
 def _refuse_checkpointing(value: Value, candidate: Candidate, context: Context) -> str | None:
     layers = context.model.num_layers
     interval = _EVERY_N.get(str(value))
@@ -93,10 +101,7 @@ CHECKPOINTING = add(
             "activation_checkpointing_kwargs",
         ),
         depends_on=("attn_implementation", "adaptation"),
-        write=lambda value, candidate, context: {
-            key: dict(item) if isinstance(item, dict) else item
-            for key, item in _CHECKPOINTING[str(value)].items()
-        },
+        write=lambda value, candidate, context: checkpointing_keys(str(value)),
         refuse=_refuse_checkpointing,
         memory_at_least=_checkpointing_at_least,
         loads_at_least=loads_alike,
@@ -124,6 +129,7 @@ OFFLOADING = add(
             " pass: less device memory, more host memory and traffic."
         ),
         domain=Choice(("off", "on")),
+        needed_keys=("activation_offloading",),
         write=lambda value, candidate, context: {"activation_offloading": value == "on"},
         active_if=_offloading_inactive,
         loads_at_least=loads_alike,

@@ -16,6 +16,7 @@ from report_factory import (
     mixed_trials,
 )
 
+from autotune.probe.result import MemoryPeak
 from autotune.report import Report
 from autotune.report.terminal import render_text
 from autotune.units import GIB, format_duration, format_rate
@@ -140,3 +141,26 @@ def test_what_follows_from_the_rest_is_worked_out_again():
     data["picks"] = {"fastest": 99}
     data["trials"][0]["figures"] = "nonsense"
     assert json.loads(json.dumps(Report.from_dict(data).to_dict())) == good
+
+
+def test_a_step_that_generates_says_what_takes_how_long_and_how_much():
+    usual = make_measurement()
+    steps = tuple(replace(step, generation_time_s=3.0) for step in usual.steps)
+    phases = {**usual.phases, "generation": MemoryPeak(used_bytes=7 * GIB)}
+    trial = make_trial(0, results=(make_result(replace(usual, steps=steps, phases=phases)),))
+    report = make_report([trial])
+    (data,) = json.loads(json.dumps(report.to_dict()))["trials"]
+    found = data["figures"]["generation"]
+    assert found["time_s"] == 3.0
+    assert found["training_time_s"] == pytest.approx(usual.step_time_s.median)
+    assert found["used_peak_bytes"] == 7 * GIB
+    assert found["training_used_peak_bytes"] == 10 * GIB
+    text = " ".join(render_text(report).split())
+    assert "a step: 3 s of generation at 7.00 GiB, " in text
+    assert " s of training at 10.00 GiB, measured" in text
+
+
+def test_other_trainers_say_nothing_of_generation():
+    report = make_report([make_trial(0)])
+    assert report.to_dict()["trials"][0]["figures"]["generation"] is None
+    assert "generation" not in render_text(report)

@@ -119,10 +119,11 @@ def test_a_report_says_which_phases_its_probes_covered():
     pooled = make_measurement(phases=peaks)
     report = make_report([make_trial(0, results=(make_result(pooled),))])
     text = " ".join(render_text(report).split())
-    assert "probes covered load, the first step, the later steps, eval and save" in text
+    wanted = "load, generation, the first step, the later steps, eval and save"
+    assert f"probes covered {wanted}" in text
     header = "\n".join(header_lines(report.pick(0).header(), file_name="x.yaml"))
     assert "covers" in header
-    assert "load, the first step, the later steps, eval and save" in header
+    assert wanted in header
     assert "covered" not in render_text(make_report([make_failure(0)]))
 
 

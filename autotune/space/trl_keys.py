@@ -10,9 +10,11 @@ from typing import Any
 
 _FILES = (
     ("trl", "trainer/{trainer}_config.py"),
+    ("trl", "experimental/{trainer}/{trainer}_config.py"),
     ("trl", "trainer/base_config.py"),
     ("trl", "trainer/model_config.py"),
     ("trl", "scripts/utils.py"),
+    ("trl", "scripts/{trainer}.py"),
     ("transformers", "training_args.py"),
 )
 _PROOF = {"learning_rate", "model_name_or_path", "dataset_name", "output_dir"}

@@ -1,0 +1,339 @@
+"""Trainers that generate what they are trained on: GRPO and RLOO.
+
+A row of the data is a prompt. Once per optimizer step the model writes ``num_generations``
+completions of each prompt, they are scored, and micro-batches of completions are trained on. In a
+probe all completions have the full ``max_completion_length``: that is the most memory, and neither
+memory nor time depend on what the text says.
+
+Trained tokens are those of completions. A reward function of the probe's own, called after the
+user's, tells when the generation is over and what was generated; it scores nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from autotune.devices.base import DeviceBackend, MicroBatches
+from autotune.probe.spec import ProbeSpec
+from autotune.trainers import columns, detect, preparing, raw, rewards
+from autotune.trainers.base import Recorder
+from autotune.trainers.hf import HfAdapter, RecorderCallback, Sample, Session, prepared_rows
+from autotune.trainers.schedule import num_steps, plan, subset
+
+
+class GenerationEnd:
+    """A reward function that scores nothing, and tells a recorder that completions are there.
+
+    Args:
+        micro_batch: Completions that the model is trained on at once.
+    """
+
+    __name__ = "autotune_generation_end"
+
+    def __init__(self, micro_batch: int) -> None:
+        self._micro_batch = micro_batch
+        self._recorder: Recorder | None = None
+        self._phase: str | None = None
+
+    def listen(self, recorder: Recorder) -> None:
+        """Take the recorder to tell."""
+        self._recorder = recorder
+
+    def begin(self, phase: str) -> None:
+        """Start a generation, after which the run is in ``phase``."""
+        assert self._recorder is not None
+        self._recorder.enter_phase("generation")
+        self._phase = phase
+
+    def __call__(
+        self, prompts: Sequence[Any], completion_ids: Sequence[Sequence[int]], **others: Any
+    ) -> list[float]:
+        """Count the completions; return no reward for each."""
+        if self._recorder is not None and self._phase is not None:
+            self._recorder.end_generation()
+            self._recorder.enter_phase(self._phase)
+            self._phase = None
+            lengths = [len(ids) for ids in completion_ids]
+            longest = max(lengths)
+            num_prompts = len({repr(prompt) for prompt in prompts})
+            for first in range(0, len(lengths), self._micro_batch):
+                part = lengths[first : first + self._micro_batch]
+                self._recorder.count(
+                    num_tokens=sum(part),
+                    num_positions=len(part) * longest,
+                    num_loss_tokens=sum(part),
+                    num_rows=num_prompts if first == 0 else 0,
+                )
+        return [0.0] * len(completion_ids)
+
+
+_SMALL = {
+    "per_device_train_batch_size": 2,
+    "num_generations": 2,
+    "max_completion_length": 2,
+    "generation_kwargs": {"min_new_tokens": 2},
+    "beta": 0.0,
+}
+"""TRL keys of what is tried on the smallest of models, which has no reference."""
+
+
+class OnlineCallback(RecorderCallback):
+    """Tells that a step begins with a generation."""
+
+    def __init__(self, end: GenerationEnd, recorder: Recorder, **options: Any) -> None:
+        super().__init__(recorder, **options)
+        self._end = end
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Start the first step with its generation."""
+        super().on_train_begin(args, state, control, **kwargs)
+        self._end.begin("first_step")
+
+    def on_log(
+        self, args: Any, state: Any, control: Any, logs: Mapping[str, Any] | None = None, **kw: Any
+    ) -> None:
+        """Start the next step with its generation."""
+        super().on_log(args, state, control, logs, **kw)
+        if not self.is_done:
+            self._end.begin("later_steps")
+
+
+class OnlineSession(Session):
+    """A built trainer that generates."""
+
+    def __init__(self, end: GenerationEnd, **options: Any) -> None:
+        super().__init__(**options)
+        self._end = end
+
+    def listen(self, recorder: Recorder) -> None:
+        """Let the trainer's events be heard; batches are counted when they are generated."""
+        self._end.listen(recorder)
+        self._trainer.add_callback(
+            OnlineCallback(
+                self._end, recorder, num_steps=self._num_steps, phases=self._spec.phases
+            )
+        )
+
+
+class OnlineAdapter(HfAdapter):
+    """Base of adapters whose trainer generates."""
+
+    _reference: Callable[[], Any] | None = None
+
+    @abstractmethod
+    def config_class(self) -> Any:
+        """Return TRL's configuration class."""
+        ...
+
+    def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Tokenise the prompts to know their lengths; keep the rows as they are.
+
+        Raises:
+            UsageError: If no row can be generated from, or a reward cannot be loaded.
+        """
+        opened = preparing.open_request(
+            self.config_class(), request, script_class=self.script_class()
+        )
+        folder = Path(request["folder"])
+        rewards.load(request["config"], self.name)
+        rows = preparing.open_rows(opened, request)
+        columns.require(self.name, rows.column_names)
+        ids = _tokenise(rows["prompt"], opened.tokenizer, opened.training_args)
+        most = opened.training_args.max_completion_length
+        lengths = [len(row) for row in ids]
+        whole = [length + most for length in lengths]
+        chat = isinstance(rows[0]["prompt"], list)
+        profile = preparing.profile_of(
+            (
+                preparing.Row(length + most, _all_of(most), row)
+                for length, row in zip(lengths, ids, strict=True)
+            ),
+            whole,
+            extra_lengths=request.get("max_lengths", ()),
+            kind="prompts, conversational" if chat else "prompts",
+            columns={"prompt": lengths},
+        )
+        refused = raw.checkpointing(
+            lambda **keys: self.config_class()(**{**keys, **_SMALL}),
+            lambda args, few: self.make_trainer(
+                model=detect.small_model(len(opened.tokenizer)),
+                args=args,
+                train_dataset=few,
+                processing_class=opened.tokenizer,
+                reward_funcs=[GenerationEnd(args.per_device_train_batch_size)],
+            ),
+            rows,
+        )
+        kept = raw.measured(rows, [[length] for length in lengths], lengths)
+        return preparing.answer(opened, kept, profile, folder, refusals={"checkpointing": refused})
+
+    def accumulation(self, spec: ProbeSpec) -> int:
+        """Return all micro-batches of a step: completions of all of them are generated at once."""
+        return spec.accumulation_steps
+
+    def overlay(self, spec: ProbeSpec, device: DeviceBackend) -> dict[str, Any]:
+        """Return the probe-only keys: prompts in order, completions of full length."""
+        config = spec.config
+        most = config.get("max_completion_length", self.config_class().max_completion_length)
+        return {
+            **super().overlay(spec, device),
+            "max_steps": num_steps(_typical_steps(spec), spec.first_worst_steps),
+            **spec.overlay,
+            "shuffle_dataset": False,
+            "log_completions": False,
+            "generation_kwargs": {
+                **(config.get("generation_kwargs") or {}),
+                "min_new_tokens": most,
+            },
+        }
+
+    def load_rows(self, spec: ProbeSpec, training_args: Any) -> Sample:
+        """Return enough prompts for the probe."""
+        rows = prepared_rows(spec)
+        lengths = [row[0] for row in rows[raw.LENGTHS]]
+        num_prompts = _prompts_per_step(training_args)
+        steps = num_steps(_typical_steps(spec), spec.first_worst_steps)
+        chosen = subset(
+            lengths,
+            num_needed=num_prompts * steps,
+            num_longest=2 * num_prompts,
+            seed=spec.seed,
+            at_least=raw.ROWS_KEPT,
+        )
+        found = rows.select(chosen)
+        ratio = len(lengths) / len(chosen)
+        return Sample(
+            rows=found.remove_columns([raw.LENGTHS, raw.NUM_PROMPT]),
+            rows_ratio=ratio,
+            tokens_ratio=ratio,  # completions are all of one length
+        )
+
+    def further_arguments(
+        self, spec: ProbeSpec, training_args: Any, load: Callable[[], Any]
+    ) -> dict[str, Any]:
+        """Return the reward functions, the probe's own among them."""
+        self._reference = load if spec.weights == "random" else None
+        given = rewards.load(spec.config, self.name)
+        if training_args.reward_weights is not None:
+            training_args.reward_weights = [*training_args.reward_weights, 0.0]
+        end = GenerationEnd(training_args.per_device_train_batch_size)
+        return {"reward_funcs": [*given, end]}
+
+    @contextlib.contextmanager
+    def reference_in(self, module: Any) -> Iterator[None]:
+        """Let a trainer's module load the reference model with random weights, if those are asked.
+
+        These trainers load it from the policy's path, and take none that is loaded, as DPO's does
+        (``create_model_from_path`` in trl 1.16's grpo_trainer.py and rloo_trainer.py).
+        """
+        usual, load = module.create_model_from_path, self._reference
+        if load is not None:
+            module.create_model_from_path = lambda *args, **kwargs: load()
+        try:
+            yield
+        finally:
+            module.create_model_from_path = usual
+
+    def row_lengths(self, dataset: Dataset, training_args: Any) -> list[int]:
+        """Return the tokens of each prompt with a completion of full length."""
+        ids = self._ids(dataset, training_args)
+        return [len(row) + training_args.max_completion_length for row in ids]
+
+    def row_tokens(self, dataset: Dataset, training_args: Any) -> list[int]:
+        """Return the tokens of each prompt's completions."""
+        return [training_args.num_generations * training_args.max_completion_length] * len(dataset)
+
+    def count(self, rows: Sequence[Any], batch: Any) -> Mapping[str, int]:
+        """Not called: completions are counted when they are there."""
+        raise NotImplementedError
+
+    def _ids(self, dataset: Dataset, training_args: Any) -> list[list[int]]:
+        return _tokenise(dataset["prompt"], self._tokenizer, training_args)
+
+    def session(
+        self, trainer: Any, spec: ProbeSpec, sample: Sample, repeats: MicroBatches | None
+    ) -> Session:
+        """Return the session, with prompts laid out so that the longest come first and last."""
+        self._tokenizer = trainer.processing_class
+        args = trainer.args
+        lengths = self.row_lengths(trainer.train_dataset, args)
+        schedule = plan(
+            lengths,
+            batch_size=_prompts_per_step(args),
+            accumulation=1,
+            num_typical_steps=_typical_steps(spec),
+            num_first_worst=spec.first_worst_steps,
+            seed=spec.seed,
+            shuffle=spec.config.get("shuffle_dataset", True),
+            representative=spec.representative,
+        )
+        facts = {
+            **self.facts(trainer, sample),
+            "worst_batch": (args.per_device_train_batch_size, schedule.worst_batch[1]),
+        }
+        (end,) = (item for item in trainer.reward_funcs if isinstance(item, GenerationEnd))
+        trainer.train_dataset = trainer.train_dataset.select(schedule.rows)
+        return OnlineSession(
+            end,
+            trainer=trainer,
+            spec=spec,
+            num_steps=schedule.num_steps,
+            facts=facts,
+            count=self.count,
+            repeats=None,
+        )
+
+
+def _typical_steps(spec: ProbeSpec) -> int:
+    """Return the steps between those with the longest prompts: one at least.
+
+    Of other trainers a prediction has none where typical micro-batches share steps with the
+    largest; here all micro-batches of a step come from one generation.
+    """
+    return max(1, spec.warmup_steps + spec.measured_steps)
+
+
+def _prompts_per_step(args: Any) -> int:
+    """Return the prompts of a generation.
+
+    Raises:
+        ValueError: If generations do not divide the completions, as TRL would say later.
+    """
+    num_prompts, rest = divmod(args.generation_batch_size, args.num_generations)
+    if rest or not num_prompts:
+        raise ValueError(
+            f"{args.generation_batch_size} completions are no multiple of"
+            f" num_generations={args.num_generations}"
+        )
+    return int(num_prompts)
+
+
+def _all_of(count: int) -> Callable[[int], int]:
+    """Return what says how many tokens with loss a ``max_length`` leaves: TRL cuts none."""
+    return lambda limit: count
+
+
+def _tokenise(
+    prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase, training_args: Any
+) -> list[list[int]]:
+    """Return the prompts' tokens as the trainers make them, with the template's word to go on."""
+    prompts = copy.deepcopy(list(prompts))
+    try:
+        if isinstance(prompts[0], list):
+            kwargs = getattr(training_args, "chat_template_kwargs", None) or {}
+            found = tokenizer.apply_chat_template(
+                prompts, add_generation_prompt=True, tokenize=True, return_dict=True, **kwargs
+            )
+        else:
+            found = tokenizer(text=prompts)
+    except Exception as error:
+        raise preparing.explained(error) from error
+    return [list(ids) for ids in found["input_ids"]]
