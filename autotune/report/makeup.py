@@ -26,6 +26,7 @@ LOOKS = {
     "optimizer_states": ("▒", "magenta", "#8172b3"),
     "gradients": ("▓", "yellow", "#ccb974"),
     "workspaces": ("▪", "white", "#8c8c8c"),
+    "vllm_modelled": ("◇", "bright_blue", "#937860"),
     "activations": ("░", "green", "#55a868"),
     "temporaries": ("▚", "red", "#c44e52"),
     "whole_blocks": ("□", "bright_black", "#c7c7c7"),
