@@ -263,7 +263,7 @@ def _look(kind: str) -> tuple[str, str, str]:
 
 
 def _words(kind: str) -> str:
-    return kind.replace("_", " ")
+    return "vLLM (modelled)" if kind == "vllm_modelled" else kind.replace("_", " ")
 
 
 def _column(index: int, timeline: Mapping[str, Any], size: int) -> int:

@@ -7,8 +7,8 @@ there.
 
 One device, one stream, events in order: a freed block can be used at once. Not here: blocks that
 wait for other streams (record_stream), how private pools (CUDA graphs, MemPool) divide what they
-hold, a change of settings in mid-run, and where the driver puts segments. New segments lie above all earlier ones, which
-matters only where two free blocks have the same size.
+hold, a change of settings in mid-run, and where the driver puts segments. New segments lie above
+all earlier ones, which matters only where two free blocks have the same size.
 """
 
 from __future__ import annotations

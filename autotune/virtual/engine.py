@@ -6,8 +6,8 @@ read from: vLLM 0.31.0 and 0.22.0, the newest and oldest that trl 1.16 takes, wh
 
 - The engine asks for a share of the card, and does not start unless so much is free
   (``request_memory`` in vllm/v1/worker/utils.py).
-- Of that it takes off what it holds without a KV cache, what a forward pass takes for a moment, and
-  what CUDA graphs are expected to take; the rest is KV cache
+- Of that it takes off what it holds without a KV cache, what a forward pass takes for a moment,
+  and what CUDA graphs are expected to take; the rest is KV cache
   (``Worker.determine_available_memory`` in vllm/v1/worker/gpu_worker.py).
 - The cache must hold one sequence of the greatest length (``_check_enough_kv_cache_memory`` in
   vllm/v1/core/kv_cache_utils.py).
@@ -46,13 +46,16 @@ vLLM 0.27.1 expected for 16 sizes (gpustack/runner, pull request 251). For a mod
 a context of its own included (NVIDIA-NeMo/RL, issue 223)."""
 
 _LOGITS_BYTES = ELEMENT_BYTES + 4 * 4
-"""Per sequence and token of the vocabulary while one is drawn: the logits, and the same in float32,
+"""Per sequence and token of the vocabulary while one is drawn: the logits, and these in float32,
 sorted, as probabilities and as log-probabilities (vllm/v1/sample; TRL asks for processed ones)."""
 
-_FULL, _WINDOWS = "full_attention", {
-    "sliding_attention": "sliding_window",
-    "chunked_attention": "attention_chunk_size",
-}
+_FULL, _WINDOWS = (
+    "full_attention",
+    {
+        "sliding_attention": "sliding_window",
+        "chunked_attention": "attention_chunk_size",
+    },
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,8 +240,8 @@ def reserve(
     if num_blocks < 1 or available < needed:
         raise NotOnCard(
             f"vLLM would not start: vllm_gpu_memory_utilization={utilization:g} of the card is"
-            f" {format_gib(requested)}, of which {format_gib(shape.weights_bytes)} of weights leave"
-            f" {format_gib(max(left, 0))} for the KV cache (modelled), and a sequence of"
+            f" {format_gib(requested)}, of which {format_gib(shape.weights_bytes)} of weights"
+            f" leave {format_gib(max(left, 0))} for the KV cache (modelled), and a sequence of"
             f" {max_model_len:,} tokens takes {format_gib(needed)} of it. Raise"
             " vllm_gpu_memory_utilization, or lower vllm_max_model_length"
         )

@@ -1,10 +1,10 @@
 """vLLM's place in TRL's trainers where there is no card: an engine that only reserves and counts.
 
 TRL's own ``VLLMGeneration`` runs as it is: it starts the engine, wakes it, hands it each weight,
-asks for completions and puts it to sleep. Only what it calls in vLLM is replaced, by :func:`install`
-and nowhere else, because vLLM's kernels run on a card alone: ``LLM`` by :class:`Engine`, whose
-memory is that of :mod:`autotune.virtual.engine`, and ``SamplingParams``. All completions have the
-full length, and what they say is one word again and again.
+asks for completions and puts it to sleep. Only what it calls in vLLM is replaced, because that
+runs on a card alone: by :func:`install`, and nowhere else. ``LLM`` becomes :class:`Engine`, whose
+memory is that of :mod:`autotune.virtual.engine`. All completions have the full length, and what
+they say is one word again and again.
 
 The engine's blocks lie beside PyTorch's pools: its own are never shared with the trainer's. While
 it sleeps, PyTorch goes on counting them as allocated on a real card, where the driver has them

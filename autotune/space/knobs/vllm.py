@@ -123,9 +123,8 @@ SLEEP = add(
         baseline="off",
         changes="nothing",
         help=(
-            "Whether vLLM gives its weights and KV cache back while the trainer trains. The peak is"
-            " then the larger one of generating and training, not their sum; each step the weights"
-            " are handed over again."
+            "Whether vLLM gives its weights and KV cache back while the trainer trains. The peak"
+            " is then the larger one of generating and training, not their sum."
         ),
         domain=Choice(("off", "on")),
         needed_keys=("vllm_enable_sleep_mode",),
