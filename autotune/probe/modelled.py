@@ -36,8 +36,8 @@ def note_on_engines(engines: Sequence[Mapping[str, Any]], *, where: str = "") ->
         f" measured nor traced: it takes {_range(engines, 'requested_bytes')} of the card while it"
         f" generates ({_range(engines, 'weights_bytes')} of weights,"
         f" {_range(engines, 'kv_cache_bytes')} of KV cache){asleep if sleeps == {True} else ''},"
-        f" as vLLM {engines[0]['vllm']} divides vllm_gpu_memory_utilization. What it holds for CUDA"
-        " graphs is a figure from logs. Its time is the least that the card's bandwidth and"
+        f" as vLLM {engines[0]['vllm']} divides vllm_gpu_memory_utilization. What it holds for"
+        " CUDA graphs is a figure from logs. Its time is the least that the card's bandwidth and"
         " arithmetic allow, so that rates with it are too high by what scheduling takes; the usual"
         " errors are not claimed for it."
     )
