@@ -7,8 +7,7 @@ memory is that of :mod:`autotune.virtual.engine`. All completions have the full 
 they say is one word again and again.
 
 The engine's blocks lie beside PyTorch's pools: its own are never shared with the trainer's. While
-it sleeps, PyTorch goes on counting them as allocated on a real card, where the driver has them
-back; here they count as the driver does.
+it sleeps they count as gone, as they are for the driver.
 """
 
 from __future__ import annotations

@@ -117,7 +117,8 @@ def test_the_engine_is_its_share_awake_and_its_graphs_asleep(trainer: str, probe
     left = reserved(asleep, "later_steps") - reserved(without, "later_steps")
     assert left == pytest.approx(engine.GRAPHS_BYTES, abs=slack)
     assert asleep.peak_phase in ("load", "generation")
-    assert without.makeup is not None and "modelled" not in without.makeup
+    assert without.makeup is not None
+    assert "modelled" not in without.makeup
     assert asleep.makeup is not None
     assert asleep.makeup["modelled"]["vllm"]["sleeps"] is True
     assert asleep.makeup["at_peak"]["vllm_modelled"] > share - 4 * slack
@@ -153,9 +154,7 @@ def test_adapters_are_merged_before_weights_are_handed_over(probe: Any) -> None:
         ({"vllm_structured_outputs_regex": "a+"}, Outcome.UNSUPPORTED, "grammar"),
     ],
 )
-def test_what_cannot_be(
-    probe: Any, keys: dict[str, Any], outcome: Outcome, words: str
-) -> None:
+def test_what_cannot_be(probe: Any, keys: dict[str, Any], outcome: Outcome, words: str) -> None:
     result = probe("grpo", "refused", {**WITH_VLLM, **keys})
     assert result.outcome is outcome, result.traceback
     assert words in result.detail
@@ -172,7 +171,8 @@ def test_an_estimate_says_what_is_modelled(
     (card,) = found.cards
     assert card.outcome is Outcome.OK, card.detail
     share = round(0.3 * card.memory_bytes)
-    assert card.used_bytes is not None and card.used_bytes > share
+    assert card.used_bytes is not None
+    assert card.used_bytes > share
     (note,) = [note for note in found.notes if "neither measured nor traced" in note]
     assert "stay while it sleeps" in note
     assert any("PYTORCH_CUDA_ALLOC_CONF" in note for note in found.notes)
@@ -210,5 +210,7 @@ def test_trl_reads_what_a_search_exports(
         args=["--config", str(path), "--use_cpu", "true", "--bf16", "false"],
         fail_with_unknown_args=True,
     )
-    assert args.use_vllm and args.vllm_enable_sleep_mode and args.vllm_mode == "colocate"
+    assert args.use_vllm
+    assert args.vllm_enable_sleep_mode
+    assert args.vllm_mode == "colocate"
     assert args.vllm_gpu_memory_utilization == 0.3

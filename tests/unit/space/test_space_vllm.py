@@ -114,7 +114,7 @@ def test_the_others_need_it() -> None:
 def test_a_pin_where_it_cannot_run_says_why() -> None:
     from autotune.errors import SpaceError
 
-    with pytest.raises(SpaceError, match="vllm>=0.22,<0.32 is not installed"):
+    with pytest.raises(SpaceError, match="is not installed"):
         SearchSpace.load("grpo").resolve(context(packages=PACKAGES), {"use_vllm": "colocate"})
 
 
