@@ -179,6 +179,8 @@ def test_an_estimate_says_what_is_modelled(
     assert found.to_dict()["cards"][0]["makeup"]["modelled"]["vllm"]["vllm"] == "0.31.0"
     text = estimated_text.render(found, 100).plain
     assert "vLLM (modelled)" in text
+    assert "vLLM's share modelled and the rest within about 1%" in " ".join(text.split())
+    assert "tokens/s predicted, vLLM's time modelled" in " ".join(text.split())
     assert "neither measured nor traced" in " ".join(text.split())
 
 

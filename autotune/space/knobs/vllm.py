@@ -10,6 +10,7 @@ from autotune.space.domains import Choice, FloatRange, Value
 from autotune.space.knob import Candidate, Knob, add, at_least
 from autotune.space.knobs.online import MAX_COMPLETION_LENGTH
 from autotune.space.knobs.packages import unmet
+from autotune.units import format_gib
 
 NAMES = ("use_vllm", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization")
 """The knobs of this module."""
@@ -19,6 +20,11 @@ _NEEDS = ("vllm>=0.22,<0.32",)
 
 _CAPABILITY = (7, 5)
 """Least compute capability (vLLM 0.31.0, docs/getting_started/installation/gpu.cuda.inc.md)."""
+
+
+_WEIGHT_BYTES = 2
+"""Least bytes of a weight: vLLM takes 16-bit types (``_resolve_auto_dtype`` in its
+config/model.py), and what quantises the trainer's is refused beside it."""
 
 
 def why_inactive(device: DeviceInfo, packages: Mapping[str, str]) -> str | None:
@@ -117,6 +123,24 @@ def _sleeps_at_least(
     return larger == smaller or larger == "off"
 
 
+def _refuse_share(value: Value, candidate: Candidate, context: Context) -> str | None:
+    """Return why a share cannot work, by the weights alone: the trainer's copy and vLLM's."""
+    assert isinstance(value, float)
+    total, weights = context.device.total_bytes, context.model.num_parameters * _WEIGHT_BYTES
+    share, limit = int(value * total), context.budget_bytes or total
+    if share <= weights:
+        return (
+            f"that is {format_gib(share)}, and vLLM's copy of the weights alone takes"
+            f" {format_gib(weights)} of it"
+        )
+    if share + weights > limit:
+        return (
+            f"that is {format_gib(share)}, which beside at least {format_gib(weights)} of the"
+            f" trainer's weights exceeds {format_gib(limit)}"
+        )
+    return None
+
+
 SLEEP = add(
     Knob(
         name="vllm_enable_sleep_mode",
@@ -150,6 +174,7 @@ UTILIZATION = add(
         needed_keys=("vllm_gpu_memory_utilization",),
         depends_on=("use_vllm",),
         active_if=_without_vllm,
+        refuse=_refuse_share,
         memory_at_least=at_least,
     )
 )

@@ -10,7 +10,14 @@ from autotune.space.context import Context
 from autotune.space.knob import registry
 from autotune.space.knobs import vllm
 from autotune.space.space import SearchSpace
-from autotune.testing.contexts import PACKAGES, make_context, make_gpu, make_profile
+from autotune.testing.contexts import (
+    PACKAGES,
+    make_context,
+    make_gpu,
+    make_model,
+    make_profile,
+)
+from autotune.units import GIB
 
 INSTALLED = {**PACKAGES, "vllm": "0.31.0"}
 CARD = make_gpu(name="virtual:h100")
@@ -135,3 +142,23 @@ def test_a_candidate_with_it_has_all_of_its_keys() -> None:
     # name alone.
     assert set(config["env"]) == {"PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"}
     assert len(set(config["env"].values())) == 1
+
+
+@pytest.mark.parametrize(
+    ("share", "billions", "budget_gib", "words"),
+    [
+        (0.3, 8, None, None),
+        (0.2, 10, None, "copy of the weights alone takes 18.63 GiB"),  # 16 GiB of 80
+        (0.6, 18, None, "exceeds 80.00 GiB"),  # 48 GiB and 33.5 GiB
+        (0.3, 8, 36, "exceeds 36.00 GiB"),  # 24 GiB and 14.9 GiB
+    ],
+)
+def test_a_share_has_room_for_the_weights_and_leaves_room_for_the_trainers(
+    share: float, billions: int, budget_gib: int | None, words: str | None
+) -> None:
+    rule = registry.get("vllm_gpu_memory_utilization").refuse
+    assert rule is not None
+    model = make_model(num_parameters=billions * 10**9)
+    budget = None if budget_gib is None else budget_gib * GIB
+    reason = rule(share, {}, context(model=model, budget_bytes=budget))
+    assert reason is None if words is None else words in str(reason)
