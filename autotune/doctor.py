@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -14,6 +15,8 @@ from autotune.executors import base as executors
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.plan import describe
 from autotune.space import knob
+from autotune.space.context import DeviceInfo
+from autotune.space.knobs import vllm
 from autotune.units import GIB, format_gib
 from autotune.virtual import cards
 
@@ -22,6 +25,7 @@ OPTIONAL = {
     "bitsandbytes": "8-bit and 4-bit bases, 8-bit optimizers",
     "kernels": "kernels from the hub: use_kernels, attention kernels",
     "flash-attn": "flash_attention_2",
+    "vllm": "use_vllm of GRPO and RLOO ('.[vllm]' in a checkout)",
     "matplotlib": "--plot of autotune lengths and estimate",
     "optuna-dashboard": "looking at a study in the browser",
 }
@@ -158,7 +162,23 @@ def _worker(device: str) -> list[Finding]:
             f"{format_gib(found['total_bytes'])} free, {bf16}",
         ),
         virtual,
+        _vllm(DeviceInfo.from_dict(found), seen["packages"]),
     ]
+
+
+def _vllm(device: DeviceInfo, packages: Mapping[str, str]) -> Finding:
+    """Return whether vLLM's knobs are searched on the device, or why not."""
+    name, reason = "knobs of vLLM", vllm.why_inactive(device, packages)
+    if reason is None:
+        how = "modelled, as is all of vLLM there" if device.is_virtual else "measured"
+        return Finding(name=name, passed=True, detail=f"searched, and {how}, in GRPO and RLOO")
+    return Finding(
+        name=name,
+        passed=True,
+        detail=f"{', '.join(vllm.NAMES)} are not searched here: {reason}",
+        hint="on --device virtual:CARD they are, modelled",
+        state="absent",
+    )
 
 
 def _virtual(executor: SubprocessExecutor) -> Finding:

@@ -16,7 +16,7 @@ from autotune.executors.base import Executor
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.plan import PREDICTED_FIRST_WORST, PREDICTED_ROWS, predicted_steps, prepare
-from autotune.probe import peaks, refusals, sources, trl_config, trust
+from autotune.probe import modelled, peaks, refusals, sources, trl_config, trust
 from autotune.probe.result import Outcome, ProbeResult
 from autotune.probe.spec import ProbeSpec
 from autotune.probe.trl_file import TrlFile, hint_for_file
@@ -138,6 +138,7 @@ class Estimator:
                 *self._beyond_positions(data, model),
                 *model.notices(predicted=True),
                 *_on_peaks(self._config, found),
+                *_on_engine({**self._config, "env": self._env}, found),
             ),
         )
 
@@ -365,6 +366,13 @@ def _on_peaks(config: Mapping[str, Any], found: Sequence[CardPrediction]) -> lis
     ]
     if able:
         notes.append(peaks.note_on_mask(max(masks[label] for label in able), able))
+    return [note for note in notes if note]
+
+
+def _on_engine(config: Mapping[str, Any], found: Sequence[CardPrediction]) -> list[str]:
+    """Return what of the figures is modelled, where vLLM generates."""
+    engines = [engine for card in found if (engine := modelled.engine_of(card.makeup))]
+    notes = [modelled.note_on_engines(engines), modelled.note_on_allocator(config)]
     return [note for note in notes if note]
 
 

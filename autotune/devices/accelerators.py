@@ -21,6 +21,9 @@ _OOM = (
     OomSignature(type_name="RuntimeError", message="out of memory"),
     OomSignature(type_name="RuntimeError", message="CUBLAS_STATUS_ALLOC_FAILED"),
     OomSignature(type_name="RuntimeError", message="CUDNN_STATUS_ALLOC_FAILED"),
+    # vLLM does not start where its share is not free. That its share is too small for a cache is
+    # another ValueError: a larger share helps, so that it is no want of the card's memory.
+    OomSignature(type_name="ValueError", message="is less than desired GPU memory utilization"),
 )
 
 

@@ -129,7 +129,9 @@ class VirtualDevice:
 
     def run_facts(self, *, num_points: int) -> Mapping[str, Any]:
         """Return what the peak is made of, with so many points of how memory changed."""
-        return {"makeup": summarise(self._session.trace, max_points=num_points)}
+        makeup = summarise(self._session.trace, max_points=num_points)
+        modelled = self._session.modelled
+        return {"makeup": {**makeup, "modelled": modelled} if modelled else makeup}
 
 
 def _allocator_settings() -> str:

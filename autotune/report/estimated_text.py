@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from rich.text import Text
 
 from autotune.probe import prediction
+from autotune.probe.modelled import engine_of
 from autotune.probe.result import Measurement, Outcome, phase_name
 from autotune.report.cells import gib, percent
 from autotune.report.estimated import CardEstimate, Estimate
@@ -72,6 +73,10 @@ def _figures(card: CardEstimate, pooled: Measurement) -> list[tuple[str, str]]:
     error = f"within about {prediction.ALLOCATED_ERROR:.0%}"
     rate, time = card.tokens_per_s, card.step_time_s
     off, why_off = f"±{prediction.RATE_ERROR:.0%}", prediction.rate_error(card.label)
+    if engine_of(card.makeup) is not None:
+        # Those errors are of what is traced.
+        error = f"vLLM's share modelled and the rest {error}"
+        off, why_off = (f"vLLM's time modelled, the rest {text}" for text in (off, why_off))
     rows = [
         (
             "allocated",

@@ -26,6 +26,7 @@ LOOKS = {
     "optimizer_states": ("▒", "magenta", "#8172b3"),
     "gradients": ("▓", "yellow", "#ccb974"),
     "workspaces": ("▪", "white", "#8c8c8c"),
+    "vllm_modelled": ("◇", "bright_blue", "#937860"),
     "activations": ("░", "green", "#55a868"),
     "temporaries": ("▚", "red", "#c44e52"),
     "whole_blocks": ("□", "bright_black", "#c7c7c7"),
@@ -262,7 +263,7 @@ def _look(kind: str) -> tuple[str, str, str]:
 
 
 def _words(kind: str) -> str:
-    return kind.replace("_", " ")
+    return "vLLM (modelled)" if kind == "vllm_modelled" else kind.replace("_", " ")
 
 
 def _column(index: int, timeline: Mapping[str, Any], size: int) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from autotune.objectives import TIE_LIMIT, Objective
 from autotune.probe import trl_yaml, typed
+from autotune.probe.modelled import engine_of
 from autotune.probe.result import (
     Interval,
     Measurement,
@@ -176,6 +177,8 @@ class Trial:
             "unranked": self.is_unranked,
             "needs": needed_by(self.candidate),
         }
+        if pooled is not None and engine_of(pooled.makeup) is not None:
+            own["modelled"] = "vLLM's share of memory and time"
         if rate is not None:
             own["tokens_per_s"] = {"median": rate.median, "low": rate.low, "high": rate.high}
         if pooled is not None and peak is not None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from autotune.objectives import TIE_LIMIT
+from autotune.probe import modelled
 from autotune.probe.result import Measurement, Outcome, ProbeResult
 from autotune.report.cells import fact
 from autotune.report.trial import Trial
@@ -42,6 +43,7 @@ def collect(
         *_environments(trials),
         _on_the_edge(sorted(trials, key=lambda item: (item.number not in pareto, item.number))),
         _repeated(trials),
+        _modelled(trials),
         _unconfirmed(measured, pareto, resume_with),
     ]
     return tuple(text for text in found if text)
@@ -159,6 +161,16 @@ def _repeated(trials: Sequence[Trial]) -> str:
         f" {last.outcome.value}{f': {detail}' if detail else ''}). Their figures are from the"
         f" repeats; see probes/{last.probe_id}/stderr.log, and look for what ends processes here."
     )
+
+
+def _modelled(trials: Sequence[Trial]) -> str:
+    found = {}
+    for trial in trials:
+        pooled = trial.measurement
+        engine = modelled.engine_of(pooled.makeup if pooled is not None else None)
+        if engine is not None:
+            found[trial.number] = engine
+    return modelled.note_on_engines(list(found.values()), where=_names(found)) if found else ""
 
 
 def _unconfirmed(trials: Sequence[Trial], pareto: Collection[int], resume_with: str) -> str:

@@ -23,7 +23,7 @@ from transformers import PreTrainedTokenizerBase
 
 from autotune.devices.base import DeviceBackend, MicroBatches
 from autotune.probe.spec import ProbeSpec
-from autotune.trainers import columns, detect, preparing, raw, rewards
+from autotune.trainers import columns, detect, engines, preparing, raw, rewards
 from autotune.trainers.base import Recorder
 from autotune.trainers.hf import HfAdapter, RecorderCallback, Sample, Session, prepared_rows
 from autotune.trainers.schedule import num_steps, plan, subset
@@ -127,6 +127,7 @@ class OnlineAdapter(HfAdapter):
     """Base of adapters whose trainer generates."""
 
     _reference: Callable[[], Any] | None = None
+    _engine: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
     @abstractmethod
     def config_class(self) -> Any:
@@ -191,7 +192,7 @@ class OnlineAdapter(HfAdapter):
             "log_completions": False,
             "generation_kwargs": {
                 **(config.get("generation_kwargs") or {}),
-                "min_new_tokens": most,
+                engines.least_tokens_key(config): most,
             },
         }
 
@@ -225,6 +226,8 @@ class OnlineAdapter(HfAdapter):
         if training_args.reward_weights is not None:
             training_args.reward_weights = [*training_args.reward_weights, 0.0]
         end = GenerationEnd(training_args.per_device_train_batch_size)
+        engines.stand_in(spec, training_args)
+        self._engine = engines.without_weights(spec, training_args)
         return {"reward_funcs": [*given, end]}
 
     @contextlib.contextmanager
@@ -238,7 +241,8 @@ class OnlineAdapter(HfAdapter):
         if load is not None:
             module.create_model_from_path = lambda *args, **kwargs: load()
         try:
-            yield
+            with self._engine:
+                yield
         finally:
             module.create_model_from_path = usual
 

@@ -6,9 +6,9 @@ segments from the driver, and what is tried before it gives up. Docstrings name 
 there.
 
 One device, one stream, events in order: a freed block can be used at once. Not here: blocks that
-wait for other streams (record_stream), private pools (CUDA graphs, MemPool), a change of settings
-in mid-run, and where the driver puts segments. New segments lie above all earlier ones, which
-matters only where two free blocks have the same size.
+wait for other streams (record_stream), how private pools (CUDA graphs, MemPool) divide what they
+hold, a change of settings in mid-run, and where the driver puts segments. New segments lie above
+all earlier ones, which matters only where two free blocks have the same size.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from autotune.virtual.allocator_settings import (
     AllocatorSettings,
 )
 from autotune.virtual.errors import OutOfMemory
+
+BESIDE_BYTES = SMALL_SEGMENT_BYTES
+"""What pools of their own are rounded up to: the driver's pages of 2 MiB."""
 
 __all__ = ["AllocatorSettings", "CachingAllocator", "OutOfMemory", "Segment", "SegmentBlock"]
 
@@ -101,6 +104,7 @@ class CachingAllocator:
         self._small = Pool(True, settings)
         self._large = Pool(False, settings)
         self._live: dict[int, Block | None] = {}
+        self._beside: dict[int, tuple[int, int]] = {}
         self._rounded: dict[int, int] = {}
         self._next_address = SMALL_SEGMENT_BYTES
 
@@ -157,6 +161,9 @@ class CachingAllocator:
         Raises:
             KeyError: If no such block is in use.
         """
+        if key in self._beside:
+            self._give_beside(key)
+            return
         block = self._live.pop(key)
         if block is None:
             return
@@ -186,6 +193,37 @@ class CachingAllocator:
                 after.next.prev = block
         block.born = pool.searches
         insort(free, (block.size, block.address, block))
+
+    def take_beside(self, key: int, nbytes: int) -> None:
+        """Take memory for a pool of its own, whose blocks are used for nothing else.
+
+        It is in use as a whole until :meth:`free`, which gives it back to the driver at once.
+
+        Args:
+            key: What :meth:`free` will be told; any number that is not in use.
+            nbytes: How much.
+
+        Raises:
+            OutOfMemory: If the driver has not so much once the cache has been given back.
+        """
+        size = -(-nbytes // BESIDE_BYTES) * BESIDE_BYTES
+        if self.reserved_bytes + size > min(self._limit, self._allowed):
+            self.empty_cache()
+        if self.reserved_bytes + size > min(self._limit, self._allowed):
+            self.num_ooms += 1
+            limit = min(self._limit, self._allowed)
+            raise OutOfMemory(nbytes, self.allocated_bytes, self.reserved_bytes, limit, size)
+        self._beside[key] = (size, nbytes)
+        self._reserve(size)
+        self.allocated_bytes += size
+        self.requested_bytes += nbytes
+        self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
+
+    def _give_beside(self, key: int) -> None:
+        size, nbytes = self._beside.pop(key)
+        self.reserved_bytes -= size
+        self.allocated_bytes -= size
+        self.requested_bytes -= nbytes
 
     def empty_cache(self) -> None:
         """Give back all segments, or pages, that hold no block in use (release_cached_blocks)."""

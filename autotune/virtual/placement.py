@@ -60,6 +60,7 @@ def placed(session: Session) -> Iterator[None]:
         flash.install(stack, session)
         loss.install(stack, session, device.DEVICE_TYPE)
         stack.enter_context(observed(session.trace))
+        session.until_end = stack
         yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from autotune.virtual.allocator import CachingAllocator, OutOfMemory
 from autotune.virtual.allocator_settings import AllocatorSettings
-from autotune.virtual.trace import ALLOC, FREE, Trace
+from autotune.virtual.trace import ALLOC, EMPTY, ENGINE, FREE, Trace
 
 
 class Replay:
@@ -75,9 +75,15 @@ class Replay:
             action, number = events[self._next]
             self._next += 1
             if action == ALLOC:
-                malloc(number, storages[number].nbytes)
+                storage = storages[number]
+                if storage.kind == ENGINE:
+                    self._allocator.take_beside(number, storage.nbytes)
+                else:
+                    malloc(number, storage.nbytes)
             elif action == FREE:
                 free(number)
+            elif action == EMPTY:
+                self._allocator.empty_cache()
 
     def reset_peaks(self) -> None:
         """Start new peaks from what is in use now."""

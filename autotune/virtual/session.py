@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from autotune.virtual.trace import Cost, Trace
@@ -44,6 +45,10 @@ class Session:
         self.total_bytes = total_bytes
         self.multiprocessors = multiprocessors
         self.supports_bf16 = supports_bf16
+        self.modelled: dict[str, Any] = {}
+        """What takes memory without any tensor behind it, as plain JSON values by name."""
+        self.until_end: contextlib.ExitStack | None = None
+        """Undoes, with all other patches, what is patched while trainers choose the device."""
         self._workspace_bytes = workspace_bytes
         self.has_workspace: set[bool] = set()
         """For backward passes (True) and all else (False), once it was taken."""

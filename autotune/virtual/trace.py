@@ -27,10 +27,14 @@ KINDS = (
     "activations",
     "temporaries",
     "workspaces",
+    "vllm_modelled",
 )
+ENGINE = KINDS[-1]
+"""Kind of what vLLM holds: the only one that no operator took and that lies in no pool."""
+
 PHASES = ("load", "forward", "backward", "optimizer", "other")
 
-ALLOC, FREE, MARK = 0, 1, 2
+ALLOC, FREE, MARK, EMPTY = 0, 1, 2, 3
 
 
 def rounded(nbytes: int) -> int:
@@ -97,7 +101,8 @@ class Trace:
 
     Attributes:
         storages: Every storage of the device, by its number.
-        events: ``(ALLOC | FREE, storage number)`` in order; ``(MARK, n)`` is ``marks[n]``.
+        events: ``(ALLOC | FREE, storage number)`` in order; ``(MARK, n)`` is ``marks[n]``, and
+            ``(EMPTY, 0)`` says that the allocator's cache was given back.
         marks: Names of the marks that the run set, such as ``first_step``.
         allocated_bytes: In use now, in blocks of 512 bytes.
         peak_bytes: The most that was in use at once since :meth:`reset_peak`, as
@@ -192,6 +197,21 @@ class Trace:
         """Count memory that a library takes and never gives back."""
         with self._lock:
             self._begin(nbytes, op, self.phase(), kind=kind)
+
+    def hold(self, nbytes: int, op: str, kind: str) -> int:
+        """Count memory until :meth:`let_go`; return its number."""
+        with self._lock:
+            return self._begin(nbytes, op, self.phase(), kind=kind)
+
+    def let_go(self, number: int) -> None:
+        """Count what :meth:`hold` counted as freed."""
+        with self._lock:
+            self._end(number, self.phase())
+
+    def empty_cache(self) -> None:
+        """Note that the allocator is told to give back what it holds and nothing uses."""
+        with self._lock:
+            self.events.append((EMPTY, 0))
 
     def flash(self, sizes: Iterable[int], op: str) -> None:
         """Count blocks that a kernel takes and gives back before it returns."""

@@ -19,7 +19,9 @@ from autotune.trainers.base import DivergedError
 from autotune.virtual.errors import REFUSALS
 from autotune.worker.tasks import is_disk_full
 
-LIBRARIES = frozenset({"torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes"})
+LIBRARIES = frozenset(
+    {"torch", "transformers", "trl", "peft", "accelerate", "bitsandbytes", "vllm"}
+)
 """Packages whose refusal of a configuration is the candidate's verdict."""
 
 HOST_OOM_SIGNATURES = (

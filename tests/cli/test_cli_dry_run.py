@@ -11,6 +11,9 @@ import pytest
 from cli_kit import SEARCH, Done
 
 from autotune.report.model import Report
+from autotune.space.knobs import vllm
+from autotune.testing.contexts import make_context, make_gpu
+from autotune.testing.searches import make_answers
 
 
 def test_a_dry_run_probes_and_writes_nothing(
@@ -22,6 +25,19 @@ def test_a_dry_run_probes_and_writes_nothing(
     assert "at most" in done.out
     assert machine["made"][0].submitted == []
     assert list(Path().iterdir()) == []
+
+
+def test_a_dry_run_says_why_vllm_is_not_searched(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    search = ("search", "some/model", "some/rows", "--trainer", "grpo", "--dry-run")
+    done = cli(*search)
+    assert done.code == 0
+    assert "  use_vllm: TRL's vLLM needs a CUDA device, and this is cpu" in done.out
+    machine["answers"] = make_answers(make_context(trainer="grpo", device=make_gpu()))
+    inactive = {item["knob"]: item["reason"] for item in cli(*search, "--json").json["inactive"]}
+    for name in vllm.NAMES:
+        assert inactive[name] == "the package vllm>=0.22,<0.32 is not installed"
 
 
 @pytest.mark.parametrize(

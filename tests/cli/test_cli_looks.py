@@ -12,6 +12,9 @@ from cli_kit import Done
 from autotune import doctor
 from autotune.errors import ExecutorError, UsageError
 from autotune.space import trl_keys
+from autotune.space.context import DeviceInfo
+from autotune.testing.contexts import PACKAGES, make_context, make_cpu, make_gpu
+from autotune.testing.searches import make_answers
 
 
 def test_spaces_are_listed(cli: Callable[..., Done]) -> None:
@@ -183,6 +186,38 @@ def test_doctor_marks_what_is_missing_by_what_it_means(
     assert not [line for line in done.out.splitlines() if line[:2] == "ok" and "not inst" in line]
     states = {item["name"]: item["state"] for item in cli("doctor", "--json").json["findings"]}
     assert (states["matplotlib"], states["trl"]) == ("absent", "problem")
+
+
+@pytest.mark.parametrize(
+    ("device", "packages", "words"),
+    [
+        (
+            make_cpu(),
+            PACKAGES,
+            "not searched here: TRL's vLLM needs a CUDA device, and this is cpu",
+        ),
+        (make_gpu(), PACKAGES, "not searched here: the package vllm>=0.22,<0.32 is not installed"),
+        (make_gpu(), {**PACKAGES, "vllm": "0.31.0"}, "searched, and measured, in GRPO and RLOO"),
+        (make_gpu(name="virtual:h100"), PACKAGES, "searched, and modelled"),
+    ],
+    ids=["cpu", "missing", "installed", "virtual"],
+)
+def test_doctor_says_why_vllm_is_not_searched(
+    device: DeviceInfo,
+    packages: dict[str, str],
+    words: str,
+    machine: dict[str, Any],
+    cli: Callable[..., Done],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(doctor, "_installed", lambda name: "1.0")
+    machine["answers"] = make_answers(make_context(device=device, packages=packages))
+    done = cli("doctor", "--json")
+    assert done.code == 0
+    found = {item["name"]: item for item in done.json["findings"]}["knobs of vLLM"]
+    assert words in found["detail"]
+    assert (found["state"] == "absent") == ("not searched" in words)
+    assert "use_vllm" in found["detail"] or found["state"] == "ok"
 
 
 def test_doctor_names_a_missing_device(

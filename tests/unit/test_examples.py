@@ -8,7 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -181,13 +181,21 @@ def test_options_that_are_named_exist(page: Path) -> None:
         assert text in everywhere | others, f"{page.name}: {text}"
 
 
-def test_the_table_of_knobs_is_that_of_the_space() -> None:
-    section = README.read_text().partition("\n## Knobs\n")[2].partition("\n## ")[0]
+def test_the_tables_of_knobs_are_those_of_the_spaces() -> None:
+    common = SearchSpace.load("sft").knobs
+    _check_table("\n## Knobs\n", common)
+    for trainer in ("grpo", "rloo"):
+        known = {knob.name for knob in common}
+        own = [knob for knob in SearchSpace.load(trainer).knobs if knob.name not in known]
+        _check_table("\n### Knobs of trainers that generate\n", own)
+
+
+def _check_table(heading: str, knobs: Sequence[Any]) -> None:
+    section = re.split(r"\n##+ ", README.read_text().partition(heading)[2])[0]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     named = [re.findall(r"`(\w+)`", row)[0] for row in rows]
-    space = SearchSpace.load("sft")
-    assert named == [knob.name for knob in space.knobs]
-    for row, knob in zip(rows, space.knobs, strict=True):
+    assert named == [knob.name for knob in knobs]
+    for row, knob in zip(rows, knobs, strict=True):
         _, _, values, changes, _, _ = row.split("|")
         for change in {knob.change(value) for value in _values(knob)}:
             assert change in changes, f"{knob.name} changes {change}"

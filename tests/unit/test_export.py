@@ -230,3 +230,9 @@ def test_a_file_says_what_it_needs_and_that_its_rate_is_too_noisy() -> None:
     )
     assert "too noisy to rank" not in predicted
     assert "needs" not in predicted
+
+
+def test_header_says_what_is_modelled():
+    header = {"source": "predicted", "modelled": "vLLM's share of memory and time"}
+    text = "\n".join(trl_yaml.header_lines(header, file_name="x"))
+    assert "vLLM's share of memory and time: modelled, neither measured nor traced" in text

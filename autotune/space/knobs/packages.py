@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from autotune.space.context import Context
 
@@ -17,11 +17,7 @@ def version(context: Context, name: str) -> tuple[int, ...] | None:
         context: What is known of the machine.
         name: Distribution name; ``-``, ``_`` and case do not matter.
     """
-    wanted = _normal(name)
-    for installed, text in context.packages.items():
-        if _normal(installed) == wanted:
-            return _numbers(text)
-    return None
+    return _version(context.packages, name)
 
 
 def missing(context: Context, needs: Iterable[str]) -> str | None:
@@ -34,15 +30,28 @@ def missing(context: Context, needs: Iterable[str]) -> str | None:
     Raises:
         ValueError: If one is written in another way.
     """
-    return next((reason for need in needs if (reason := _unmet(context, need))), None)
+    return unmet(context.packages, needs)
 
 
-def _unmet(context: Context, need: str) -> str | None:
+def unmet(packages: Mapping[str, str], needs: Iterable[str]) -> str | None:
+    """The same for packages by name, where nothing else is known of the machine."""
+    return next((reason for need in needs if (reason := _unmet(packages, need))), None)
+
+
+def _version(packages: Mapping[str, str], name: str) -> tuple[int, ...] | None:
+    wanted = _normal(name)
+    for installed, text in packages.items():
+        if _normal(installed) == wanted:
+            return _numbers(text)
+    return None
+
+
+def _unmet(packages: Mapping[str, str], need: str) -> str | None:
     match = _REQUIREMENT.fullmatch(need)
     if match is None:
         raise ValueError(f"{need!r} is not a requirement such as flash-attn>=2.3.3")
     name, least, below = match.groups()
-    found = version(context, name)
+    found = _version(packages, name)
     if found is None:
         return f"the package {need} is not installed"
     if (least and found < _numbers(least)) or (below and found >= _numbers(below)):

@@ -55,6 +55,28 @@ def test_how_to_confirm_is_a_command():
     assert text.endswith(f"confirm with: {command}")
 
 
+def test_what_is_modelled_is_said():
+    def engine(gib: int, *, sleeps: bool) -> dict:
+        found = {"requested_bytes": gib * GIB, "weights_bytes": GIB, "kv_cache_bytes": 2 * GIB}
+        return {**found, "training_bytes": GIB // 4, "sleeps": sleeps, "vllm": "0.31.0"}
+
+    def trial(number: int, found: dict | None):
+        makeup = {"modelled": {"vllm": found}} if found else {}
+        return make_trial(
+            number, measurement_values={"source": "predicted", "makeup": makeup}, num_probes=1
+        )
+
+    asleep = trial(3, engine(24, sleeps=True))
+    (text,) = collect([trial(0, None), asleep, trial(4, engine(32, sleeps=True))])
+    assert "in trials 3, 4 is modelled, neither measured nor traced" in text
+    assert "24.00 GiB to 32.00 GiB of the card" in text
+    assert "of which 0.250 GiB stay while it sleeps" in text
+    (text,) = collect([trial(5, engine(24, sleeps=False))])
+    assert "in trial 5 is modelled" in text
+    assert "sleeps" not in text
+    assert collect([trial(0, None)]) == ()
+
+
 def test_repeated_probes_are_warned_of():
     lost = make_result(outcome=Outcome.LOST, probe_id="0003", detail="killed by SIGKILL\nmore")
     trial = make_trial(3, num_probes=2)

@@ -256,3 +256,18 @@ def test_torch_is_not_imported(module):
         elif isinstance(node, ast.ImportFrom):
             names.add(node.module or "")
     assert not any(name.split(".")[0] == "torch" for name in names)
+
+
+def test_memory_beside_the_pools_comes_from_the_driver_and_goes_back() -> None:
+    allocator = make(limit=100 * MIB)
+    allocator.malloc(1, 40 * MIB)
+    allocator.free(1)
+    assert allocator.reserved_bytes == 40 * MIB
+    # The cache is in the way, and is given back; a page is 2 MiB.
+    allocator.take_beside(2, 79 * MIB)
+    assert allocator.reserved_bytes == allocator.allocated_bytes == 80 * MIB
+    with pytest.raises(OutOfMemory):
+        allocator.take_beside(3, 22 * MIB)
+    allocator.free(2)
+    assert allocator.reserved_bytes == allocator.allocated_bytes == allocator.requested_bytes == 0
+    assert allocator.peak_allocated_bytes == allocator.peak_reserved_bytes == 80 * MIB

@@ -79,6 +79,26 @@ def test_out_of_memory_is_found_behind_other_errors() -> None:
     assert of(error) is Outcome.DEVICE_OOM
 
 
+def test_a_share_that_vllm_cannot_have_is_a_want_of_memory_and_one_too_small_is_not() -> None:
+    """Messages of vLLM 0.31.0, vllm/v1/worker/utils.py and vllm/v1/core/kv_cache_utils.py."""
+    accelerators = pytest.importorskip("autotune.devices.accelerators")
+    not_free = (
+        "Free memory on device cuda:0 (9.1/79.1 GiB) on startup is less than desired GPU memory"
+        " utilization (0.9, 71.2 GiB). Decrease GPU memory utilization or reduce GPU memory used"
+    )
+    too_small = "No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"
+    outcomes = [
+        classify(
+            raised(ValueError(text), "vllm.v1.worker"),
+            accelerators._OOM,
+            device_kind="cuda",
+            phase="load",
+        )
+        for text in (not_free, too_small)
+    ]
+    assert outcomes == [Outcome.DEVICE_OOM, Outcome.UNSUPPORTED]
+
+
 def test_a_context_that_was_suppressed_does_not_count() -> None:
     error = KeyError("another matter")
     error.__context__ = OutOfMemoryError("probed and handled")
