@@ -46,7 +46,7 @@ def run(trainer: str, folder: Path, num_trials: int, num_steps: int) -> dict[str
             space=trainer,
             device="cpu",
             global_batch=4,
-            # TRL's default of 256 tokens would take minutes per probe on a CPU.
+            # TRL's defaults of hundreds of tokens would take minutes per probe on a CPU.
             pins={"max_completion_length": 16, "num_generations": 2}
             if DATA[trainer] == "prompts"
             else {},

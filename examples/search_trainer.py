@@ -39,7 +39,7 @@ def search(trainer: str, folder: Path, device: str, num_trials: int) -> Report:
             device=device,
             executor=executor,
             global_batch=4,
-            # Completions of a few tokens take seconds on a CPU; TRL's default are 256.
+            # Completions of a few tokens take seconds on a CPU; TRL's defaults are hundreds.
             pins={"max_completion_length": 16, "num_generations": 2}
             if DATA[trainer] == "prompts"
             else {},

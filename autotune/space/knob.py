@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from autotune.errors import SpaceError
@@ -66,6 +66,7 @@ class Knob:
     Attributes:
         name: Name in YAML files, pins and reports.
         baseline: The value that changes nothing; TRL's default.
+        defaults: Trainers in which TRL's default is another, each with its own.
         changes: What differs in what is learnt: ``nothing``, ``tokens`` or ``method``; one for
             all values, or one per value (those not named are ``method``).
         help: One or two sentences for a person who decides whether to vary it.
@@ -104,6 +105,7 @@ class Knob:
     baseline: Value
     changes: Change | Mapping[Value, Change]
     help: str
+    defaults: Mapping[str, Value] = field(default_factory=dict)
     domain: Domain | None = None
     accepts: Domain | None = None
     keys: tuple[str, ...] = ()
@@ -151,6 +153,11 @@ class Knob:
     def is_for(self, trainer: str) -> bool:
         """Whether the trainer's configuration has what the knob writes."""
         return has_keys(trainer, self.needed_keys)
+
+    def of(self, trainer: str) -> Knob:
+        """Return the knob with the trainer's own default as its baseline."""
+        default = self.defaults.get(trainer, self.baseline)
+        return self if default == self.baseline else replace(self, baseline=default)
 
     @property
     def accepted(self) -> Domain:

@@ -224,6 +224,25 @@ def test_baselines_are_trl_s_defaults(name: str, field: str) -> None:
     assert keys[field] == getattr(default, "value", default)
 
 
+@pytest.mark.trl
+@pytest.mark.parametrize("trainer", BUILTIN)
+def test_baselines_are_the_defaults_of_every_trainer(trainer: str) -> None:
+    """Numbers and texts that one key takes as they are; the others have tests of their own."""
+    from dataclasses import fields
+
+    pytest.importorskip("trl")
+    from autotune.trainers.base import load
+
+    defaults = {field.name: field.default for field in fields(load(trainer).config_class())}
+    compared = 0
+    for name, knob in registry:
+        if name in defaults and knob.write is None and knob.is_for(trainer):
+            default = getattr(defaults[name], "value", defaults[name])
+            assert knob.of(trainer).baseline == default, name
+            compared += 1
+    assert compared >= 1
+
+
 def test_cpu_without_packages_still_has_a_baseline() -> None:
     context = make_context(device=make_cpu(supports_bf16=False), packages={})
     for _, knob in registry:

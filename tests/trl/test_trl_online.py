@@ -139,6 +139,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "reference": {"beta": 0.04},
     "no_reference": {"beta": 0.0},
     "more": {"num_generations": 4, "gradient_accumulation_steps": 2},
+    "no_cache": {"generation_kwargs": {"use_cache": False}},
 }
 
 

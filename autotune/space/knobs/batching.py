@@ -261,10 +261,12 @@ MAX_LENGTH = add(
     Knob(
         name="max_length",
         baseline=TRL_MAX_LENGTH,
+        defaults={"online_dpo": 512},
         changes="tokens",
         help=(
             "Longest row in tokens; longer ones are cut at their end. With packing, the size of a"
             " bin. auto takes quantiles of the data's own lengths and TRL's default, 1024."
+            " Online DPO cuts prompts at their start, in what is trained on alone."
         ),
         accepts=IntRange(1, 1 << 24),
         # Coverage is tabulated for keep_start, TRL's default.
