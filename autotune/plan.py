@@ -181,6 +181,7 @@ class Plan:
         environment: Versions and device, to compare results by.
         lean_pins: The pins, as ``knob=value``, that make weights smaller and are possible
             together, beside those that were given.
+        script: How a script builds the trainer; empty where ``trl`` has a command for it.
     """
 
     request: Request
@@ -193,6 +194,7 @@ class Plan:
     enforced: bool
     environment: Mapping[str, Any]
     lean_pins: tuple[str, ...] = ()
+    script: Mapping[str, Any] = field(default_factory=dict)
 
     def config(self, candidate: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole TRL configuration of a candidate, as it is exported."""
@@ -340,6 +342,7 @@ def make_plan(
         enforced=enforced,
         environment=seen["environment"],
         lean_pins=_lean_pins(request, context),
+        script=prepared.get("script") or {},
     )
 
 

@@ -56,6 +56,7 @@ def refuse_value(trainer: str, key: str, value: Any) -> str | None:
 def _annotations(trainer: str) -> dict[str, tuple[str, ...]]:
     """Return each key with the types that its annotation joins; empty if that cannot be told."""
     found: dict[str, tuple[str, ...]] = {"env": ("dict",)}
+    has_own = False
     for package, pattern in _FILES:
         spec = find_spec(package)
         if spec is None or spec.origin is None:
@@ -64,7 +65,8 @@ def _annotations(trainer: str) -> dict[str, tuple[str, ...]]:
         path = Path(spec.origin).parent / pattern.format(trainer=named)
         if path.exists():
             found |= _fields(path)
-    return found if found.keys() >= _PROOF else {}
+            has_own = has_own or pattern.endswith("{trainer}_config.py")
+    return found if has_own and found.keys() >= _PROOF else {}
 
 
 def _read_bool(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""DPO, KTO and reward models from the search to TRL's own command."""
+"""Every trainer from the search to what it exports, under TRL's own command or as a script."""
 
 from __future__ import annotations
 
@@ -25,8 +25,13 @@ TRAINERS = {
     "reward": "preference",
     "grpo": "prompts",
     "rloo": "prompts",
+    "online_dpo": "prompts",
 }
-SHORT = {"max_completion_length": "8", "num_generations": "2"}
+SHORT = {
+    "grpo": {"max_completion_length": "8", "num_generations": "2"},
+    "rloo": {"max_completion_length": "8", "num_generations": "2"},
+    "online_dpo": {"max_new_tokens": "8"},
+}
 """Pins of the trainers that generate."""
 NUM_ROWS = 40
 every_trainer = pytest.mark.parametrize("trainer", TRAINERS)
@@ -53,7 +58,7 @@ def tuner_for(trainer: str, model: str, dataset: str, folder: Path, **settings: 
         space=trainer,
         global_batch=4,
         measured_steps=2,
-        pins=SHORT if TRAINERS[trainer] == "prompts" else {},
+        pins=SHORT.get(trainer, {}),
         run_dir=folder / "run",
         **settings,
     )
@@ -73,7 +78,7 @@ def test_every_member_of_the_pareto_set_trains_under_trl(
     report = tuner.search(Budget(trials=4))
     assert report.trials[0].outcome is Outcome.OK
     assert all(trial.outcome in (Outcome.OK, Outcome.UNSUPPORTED) for trial in report.trials)
-    files = [trial.export(tmp_path / f"{trial.number}.yaml") for trial in report.pareto]
+    files = [trial.export(tmp_path / f"{trial.number}{trial.suffix}") for trial in report.pareto]
     checks = list(verify_files(files, num_steps=3, timeout_s=300))
     assert checks
     assert [check.detail for check in checks if not check.passed] == []
@@ -91,7 +96,9 @@ def test_a_prediction_of_the_exported_file_is_the_searchs(
         trainer, made["model"], data[trainer], tmp_path, device=CARD, executor=virtual
     )
     trial = tuner.search(Budget(trials=2)).pick(0)
-    path = trial.export(tmp_path / "baseline.yaml")
-    assert f"trl {trainer} --config" in path.read_text()
+    path = trial.export(tmp_path / f"baseline{trial.suffix}")
+    command = "python baseline.py" if trial.suffix == ".py" else f"trl {trainer} --config"
+    assert command in path.read_text()
+    assert trl_file.read(path).trainer == trainer
     (card,) = Estimator(trl_file.read(path), (CARD,), executor=virtual).run().cards
     assert card.used_bytes == trial.peak_bytes
