@@ -143,7 +143,8 @@ class OnlineAdapter(HfAdapter):
             self.config_class(), request, script_class=self.script_class()
         )
         folder = Path(request["folder"])
-        rewards.load(request["config"], self.name)
+        trust = bool(request.get("trust_remote_code"))
+        rewards.check(request["config"], self.name, trust_remote_code=trust)
         rows = preparing.open_rows(opened, request)
         columns.require(self.name, rows.column_names)
         ids = _tokenise(rows["prompt"], opened.tokenizer, opened.training_args)
@@ -221,7 +222,7 @@ class OnlineAdapter(HfAdapter):
     ) -> dict[str, Any]:
         """Return the reward functions, the probe's own among them."""
         self._reference = load if spec.weights == "random" else None
-        given = rewards.load(spec.config, self.name)
+        given = rewards.scorers(spec, self.name)
         if training_args.reward_weights is not None:
             training_args.reward_weights = [*training_args.reward_weights, 0.0]
         end = GenerationEnd(training_args.per_device_train_batch_size)

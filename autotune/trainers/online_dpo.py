@@ -23,7 +23,7 @@ from trl.scripts.grpo import GRPOScriptArguments
 
 from autotune.devices.base import DeviceBackend, MicroBatches
 from autotune.probe.spec import ProbeSpec
-from autotune.trainers import columns, detect, models, preparing, raw, rewards
+from autotune.trainers import columns, detect, preparing, raw, rewards
 from autotune.trainers.base import Recorder, registry
 from autotune.trainers.hf import HfAdapter, Sample, Session, prepared_rows
 from autotune.trainers.schedule import num_steps, subset
@@ -96,20 +96,18 @@ class OnlineDpoAdapter(HfAdapter):
 
         The trainer would load them with the policy's revision and quantisation.
         """
-        dtype = spec.config.get("dtype", "float32")
-        trust = spec.trust_remote_code
+        kwargs = {
+            "dtype": spec.config.get("dtype", "float32"),
+            "trust_remote_code": spec.trust_remote_code,
+        }
 
-        def scored(reward: Any) -> Any:
+        def loaded(reward: Any) -> Any:
             if not isinstance(reward, str):
                 return reward
-            kwargs = {"dtype": dtype, "trust_remote_code": trust}
-            if spec.weights == "random":
-                return models.with_random_weights(reward, kwargs, None, scores=True)
-            return AutoModelForSequenceClassification.from_pretrained(
-                reward, num_labels=1, **kwargs
-            )
+            kind = AutoModelForSequenceClassification
+            return kind.from_pretrained(reward, num_labels=1, **kwargs)
 
-        return {"reward_funcs": [scored(item) for item in rewards.load(spec.config, self.name)]}
+        return {"reward_funcs": [loaded(item) for item in rewards.scorers(spec, self.name)]}
 
     def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Tokenise the prompts to know their lengths; keep the rows as they are.
@@ -121,7 +119,8 @@ class OnlineDpoAdapter(HfAdapter):
             self.config_class(), request, script_class=self.script_class()
         )
         folder = Path(request["folder"])
-        rewards.load(request["config"], self.name)
+        trust = bool(request.get("trust_remote_code"))
+        rewards.check(request["config"], self.name, trust_remote_code=trust)
         rows = preparing.open_rows(opened, request)
         columns.require(self.name, rows.column_names)
         ids = _tokenise(rows["prompt"], opened.tokenizer)
