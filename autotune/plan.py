@@ -16,7 +16,7 @@ from autotune.probe import refusals, sources, trust
 from autotune.runfolder import RunFolder
 from autotune.space.context import Context, DataProfile, DeviceInfo, ModelFacts
 from autotune.space.domains import Quantiles, Value
-from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
+from autotune.space.knobs.batching import MAX_LENGTH, TRL_BATCH_SIZE
 from autotune.space.pins import parse_pins
 from autotune.space.remedies import is_possible
 from autotune.space.space import ResolvedSpace, SearchSpace
@@ -440,7 +440,7 @@ def prepare(
 
 def _asked_lengths(request: Request) -> list[int]:
     """Return the lengths that the space or a pin names, whose coverage must be known exactly."""
-    lengths = {TRL_MAX_LENGTH}
+    lengths = {int(str(MAX_LENGTH.of(request.trainer).baseline))}
     for knob in request.space.knobs:
         if knob.name == "max_length" and knob.domain and not isinstance(knob.domain, Quantiles):
             lengths |= {int(value) for value in knob.domain.values if value is not None}

@@ -42,6 +42,7 @@ class GenerationEnd:
         self._micro_batch = micro_batch
         self._recorder: Recorder | None = None
         self._phase: str | None = None
+        self._after: str | None = None
 
     def listen(self, recorder: Recorder) -> None:
         """Take the recorder to tell."""
@@ -51,7 +52,12 @@ class GenerationEnd:
         """Start a generation, after which the run is in ``phase``."""
         assert self._recorder is not None
         self._recorder.enter_phase("generation")
-        self._phase = phase
+        self._phase = self._after = phase
+
+    def begin_again(self) -> None:
+        """Start another generation of the same step, unless one is under way."""
+        if self._phase is None and self._after is not None:
+            self.begin(self._after)
 
     def __call__(
         self, prompts: Sequence[Any], completion_ids: Sequence[Sequence[int]], **others: Any
@@ -116,7 +122,16 @@ class OnlineSession(Session):
     def listen(self, recorder: Recorder) -> None:
         """Let the trainer's events be heard; batches are counted when they are generated."""
         self._end.listen(recorder)
-        self._trainer.add_callback(
+        trainer = self._trainer
+        generate = trainer._generate_and_score_completions
+
+        def told(batch: Any) -> Any:
+            if trainer.model.training:
+                self._end.begin_again()  # where a step has several
+            return generate(batch)
+
+        trainer._generate_and_score_completions = told
+        trainer.add_callback(
             OnlineCallback(
                 self._end, recorder, num_steps=self._num_steps, phases=self._spec.phases
             )
@@ -200,11 +215,11 @@ class OnlineAdapter(HfAdapter):
         """Return enough prompts for the probe."""
         rows = prepared_rows(spec)
         lengths = [row[0] for row in rows[raw.LENGTHS]]
-        num_prompts = _prompts_per_step(training_args)
+        num_prompts = _prompts_per_generation(training_args)
         steps = num_steps(_typical_steps(spec), spec.first_worst_steps)
         chosen = subset(
             lengths,
-            num_needed=num_prompts * steps,
+            num_needed=num_prompts * _generations_per_step(training_args) * steps,
             num_longest=2 * num_prompts,
             seed=spec.seed,
             at_least=raw.ROWS_KEPT,
@@ -268,8 +283,8 @@ class OnlineAdapter(HfAdapter):
         lengths = self.row_lengths(trainer.train_dataset, args)
         schedule = plan(
             lengths,
-            batch_size=_prompts_per_step(args),
-            accumulation=1,
+            batch_size=_prompts_per_generation(args),
+            accumulation=_generations_per_step(args),
             num_typical_steps=_typical_steps(spec),
             num_first_worst=spec.first_worst_steps,
             seed=spec.seed,
@@ -302,7 +317,24 @@ def _typical_steps(spec: ProbeSpec) -> int:
     return max(1, spec.warmup_steps + spec.measured_steps)
 
 
-def _prompts_per_step(args: Any) -> int:
+def _generations_per_step(args: Any) -> int:
+    """Return how often the model generates in an optimizer step.
+
+    Raises:
+        ValueError: If what it generates serves several steps.
+    """
+    found, rest = divmod(args.gradient_accumulation_steps, args.steps_per_generation)
+    if rest or args.num_iterations != 1:
+        raise ValueError(
+            "a probe measures optimizer steps that generate what they train on: with"
+            f" num_iterations={args.num_iterations}, steps_per_generation="
+            f"{args.steps_per_generation} and {args.gradient_accumulation_steps} micro-batches per"
+            " step, a generation serves several steps"
+        )
+    return int(found)
+
+
+def _prompts_per_generation(args: Any) -> int:
     """Return the prompts of a generation.
 
     Raises:
