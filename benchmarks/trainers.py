@@ -15,10 +15,11 @@ import json
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune import Budget, SubprocessExecutor, Tuner
+from autotune import Budget, SearchSpace, SubprocessExecutor, Tuner
 from autotune.probe.result import Outcome
 from autotune.verify import verify_files
 
@@ -30,6 +31,7 @@ DATA = {
     "grpo": "prompts",
     "rloo": "prompts",
     "online_dpo": "prompts",
+    "distillation": "prompts",
 }
 """Trainer to the kind of data that it is trained on."""
 
@@ -37,8 +39,16 @@ SHORT: dict[str, dict[str, int]] = {
     "grpo": {"max_completion_length": 16, "num_generations": 2},
     "rloo": {"max_completion_length": 16, "num_generations": 2},
     "online_dpo": {"max_new_tokens": 16},
+    "distillation": {"max_completion_length": 16},
 }
 """Pins of those that generate: TRL's defaults would take minutes per probe on a CPU."""
+
+
+def space_of(trainer: str, model: str) -> SearchSpace:
+    """Return the trainer's space, with the model as its own teacher where it takes one."""
+    space = SearchSpace.load(trainer)
+    taught = {"teacher_model_name_or_path": model} if trainer == "distillation" else {}
+    return replace(space, fixed={**space.fixed, **taught})
 
 
 def run(trainer: str, folder: Path, num_trials: int, num_steps: int) -> dict[str, Any]:
@@ -51,7 +61,7 @@ def run(trainer: str, folder: Path, num_trials: int, num_steps: int) -> dict[str
             made["model"],
             made["dataset"],
             trainer=trainer,
-            space=trainer,
+            space=space_of(trainer, made["model"]),
             device="cpu",
             global_batch=4,
             pins=SHORT.get(trainer, {}),

@@ -18,6 +18,7 @@ BUILTIN = {
     "grpo": "autotune.trainers.grpo",
     "rloo": "autotune.trainers.rloo",
     "online_dpo": "autotune.trainers.online_dpo",
+    "distillation": "autotune.trainers.distillation",
 }
 """Trainer to the module that registers its adapter when it is imported."""
 

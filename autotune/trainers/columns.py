@@ -20,6 +20,7 @@ TAKES: dict[str, tuple[tuple[str, ...], ...]] = {
     "grpo": (("prompt",),),
     "rloo": (("prompt",),),
     "online_dpo": (("prompt",),),
+    "distillation": (("prompt",),),
 }
 """Trainer to the sets of columns that it reads, each enough by itself."""
 

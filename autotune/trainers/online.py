@@ -1,4 +1,4 @@
-"""Trainers that generate what they are trained on: GRPO and RLOO.
+"""Trainers that generate what they are trained on: GRPO, RLOO and distillation.
 
 A row of the data is a prompt. Once per optimizer step the model writes ``num_generations``
 completions of each prompt, they are scored, and micro-batches of completions are trained on. In a
@@ -16,7 +16,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
@@ -59,6 +59,11 @@ class GenerationEnd:
         if self._phase is None and self._after is not None:
             self.begin(self._after)
 
+    def end(self, prompts: Sequence[Any], shape: Sequence[int]) -> None:
+        """Count completions of that shape, (B, L), of a trainer that asks for no rewards."""
+        if self._phase is not None:
+            self(prompts, [range(shape[1])] * shape[0])
+
     def __call__(
         self, prompts: Sequence[Any], completion_ids: Sequence[Sequence[int]], **others: Any
     ) -> list[float]:
@@ -79,16 +84,6 @@ class GenerationEnd:
                     num_rows=num_prompts if first == 0 else 0,
                 )
         return [0.0] * len(completion_ids)
-
-
-_SMALL = {
-    "per_device_train_batch_size": 2,
-    "num_generations": 2,
-    "max_completion_length": 2,
-    "generation_kwargs": {"min_new_tokens": 2},
-    "beta": 0.0,
-}
-"""TRL keys of what is tried on the smallest of models, which has no reference."""
 
 
 class OnlineCallback(RecorderCallback):
@@ -128,7 +123,10 @@ class OnlineSession(Session):
         def told(batch: Any) -> Any:
             if trainer.model.training:
                 self._end.begin_again()  # where a step has several
-            return generate(batch)
+            found = generate(batch)
+            if trainer.model.training:
+                self._end.end([row["prompt"] for row in batch], found["completion_ids"].shape)
+            return found
 
         trainer._generate_and_score_completions = told
         trainer.add_callback(
@@ -141,7 +139,17 @@ class OnlineSession(Session):
 class OnlineAdapter(HfAdapter):
     """Base of adapters whose trainer generates."""
 
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        "per_device_train_batch_size": 2,
+        "num_generations": 2,
+        "max_completion_length": 2,
+        "generation_kwargs": {"min_new_tokens": 2},
+        "beta": 0.0,
+    }
+    """TRL keys of what is tried on the smallest of models, which has no reference."""
+
     _reference: Callable[[], Any] | None = None
+    _end: GenerationEnd
 
     @abstractmethod
     def config_class(self) -> Any:
@@ -158,8 +166,7 @@ class OnlineAdapter(HfAdapter):
             self.config_class(), request, script_class=self.script_class()
         )
         folder = Path(request["folder"])
-        trust = bool(request.get("trust_remote_code"))
-        rewards.check(request["config"], self.name, trust_remote_code=trust)
+        self.check(request)
         rows = preparing.open_rows(opened, request)
         columns.require(self.name, rows.column_names)
         ids = _tokenise(rows["prompt"], opened.tokenizer, opened.training_args)
@@ -178,18 +185,31 @@ class OnlineAdapter(HfAdapter):
             columns={"prompt": lengths},
         )
         refused = raw.checkpointing(
-            lambda **keys: self.config_class()(**{**keys, **_SMALL}),
+            lambda **keys: self.config_class()(**{**keys, **self.small_keys}),
             lambda args, few: self.make_trainer(
                 model=detect.small_model(len(opened.tokenizer)),
                 args=args,
                 train_dataset=few,
                 processing_class=opened.tokenizer,
-                reward_funcs=[GenerationEnd(args.per_device_train_batch_size)],
+                **self.small_arguments(args, opened.tokenizer),
             ),
             rows,
         )
         kept = raw.measured(rows, [[length] for length in lengths], lengths)
         return preparing.answer(opened, kept, profile, folder, refusals={"checkpointing": refused})
+
+    def check(self, request: Mapping[str, Any]) -> None:
+        """Check what the trainer needs beside model and data: rewards.
+
+        Raises:
+            UsageError: If it is not there.
+        """
+        trust = bool(request.get("trust_remote_code"))
+        rewards.check(request["config"], self.name, trust_remote_code=trust)
+
+    def small_arguments(self, args: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """Return further arguments of a trainer that is tried on the smallest of models."""
+        return {"reward_funcs": [GenerationEnd(args.per_device_train_batch_size)]}
 
     def accumulation(self, spec: ProbeSpec) -> int:
         """Return all micro-batches of a step: completions of all of them are generated at once."""
@@ -240,8 +260,8 @@ class OnlineAdapter(HfAdapter):
         given = rewards.scorers(spec, self.name)
         if training_args.reward_weights is not None:
             training_args.reward_weights = [*training_args.reward_weights, 0.0]
-        end = GenerationEnd(training_args.per_device_train_batch_size)
-        return {"reward_funcs": [*given, end]}
+        self._end = GenerationEnd(training_args.per_device_train_batch_size)
+        return {"reward_funcs": [*given, self._end]}
 
     @contextlib.contextmanager
     def reference_in(self, module: Any) -> Iterator[None]:
@@ -295,10 +315,9 @@ class OnlineAdapter(HfAdapter):
             **self.facts(trainer, sample),
             "worst_batch": (args.per_device_train_batch_size, schedule.worst_batch[1]),
         }
-        (end,) = (item for item in trainer.reward_funcs if isinstance(item, GenerationEnd))
         trainer.train_dataset = trainer.train_dataset.select(schedule.rows)
         return OnlineSession(
-            end,
+            self._end,
             trainer=trainer,
             spec=spec,
             num_steps=schedule.num_steps,
@@ -323,6 +342,8 @@ def _generations_per_step(args: Any) -> int:
     Raises:
         ValueError: If what it generates serves several steps.
     """
+    if not hasattr(args, "steps_per_generation"):
+        return 1
     found, rest = divmod(args.gradient_accumulation_steps, args.steps_per_generation)
     if rest or args.num_iterations != 1:
         raise ValueError(
@@ -340,6 +361,8 @@ def _prompts_per_generation(args: Any) -> int:
     Raises:
         ValueError: If generations do not divide the completions, as TRL would say later.
     """
+    if not hasattr(args, "num_generations"):
+        return int(args.per_device_train_batch_size * args.gradient_accumulation_steps)
     num_prompts, rest = divmod(args.generation_batch_size, args.num_generations)
     if rest or not num_prompts:
         raise ValueError(

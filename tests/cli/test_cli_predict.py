@@ -273,7 +273,7 @@ def test_the_timeline_is_drawn(
         (CONFIG + "num_processes: 8\n", "several cards (num_processes)", "one card"),
         (CONFIG + "accelerate_config: zero3\n", "several cards (accelerate_config)", "one card"),
         (CONFIG + "num_generations: 4\n", "does not say which trainer", "--trainer grpo"),
-        ("# trl distillation --config x.yaml\n" + CONFIG, "trainer 'distillation'", "sft"),
+        ("# trl bco --config x.yaml\n" + CONFIG, "trainer 'bco'", "sft"),
     ],
 )
 def test_a_file_that_cannot_be_predicted(

@@ -18,7 +18,7 @@ from autotune.worker import demo
 
 pytestmark = pytest.mark.trl
 
-GENERATE = {"grpo", "rloo", "online_dpo"}
+GENERATE = {"grpo", "rloo", "online_dpo", "distillation"}
 TAKEN_BY = {
     "chat": {"sft"},
     "preference": {"dpo", "reward", "kto"} | GENERATE,
@@ -70,6 +70,7 @@ def test_it_is_taken_or_refused_with_who_takes_it(
             "model_name_or_path": made["model"],
             "datasets": [{"path": "json", "data_files": str(path), "split": "train"}],
             **SearchSpace.load(trainer).fixed,
+            **({"teacher_model_name_or_path": made["model"]} if trainer == "distillation" else {}),
         },
         "folder": str(tmp_path),
         "max_lengths": [],

@@ -1,4 +1,4 @@
-"""GRPO and RLOO: what is generated, counted and taken."""
+"""GRPO, RLOO and distillation: what is generated, counted and taken."""
 
 from __future__ import annotations
 
@@ -190,6 +190,52 @@ def test_a_head_in_float32_is_counted(
     kit.compare(real, virtual, tolerance=TOLERANCE, slack_bytes=SLACK_BYTES)
     plain = spec_for("grpo", tmp_path / "plain", tiny, answer, {"dtype": "bfloat16", **more})
     assert kit.run_virtual(plain)[0].loaded_bytes < virtual.loaded_bytes
+
+
+@pytest.fixture(scope="module")
+def distilled(folder: Path, tiny: str) -> dict[str, Any]:
+    """Return the answer to preparing prompts for distillation."""
+    request = request_for("distillation", tiny, folder / "distillation", rows())
+    del request["config"]["num_generations"]
+    request["config"]["teacher_model_name_or_path"] = tiny
+    return load("distillation").prepare(request)
+
+
+TAUGHT: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no_checkpointing": {"gradient_checkpointing": False},
+    "lora": {"use_peft": True},
+    "nf4": {"use_peft": True, "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "two_micro_batches": {"gradient_accumulation_steps": 2, "optim": "adafactor"},
+    "two_bytes": {"dtype": "bfloat16"},
+    "forward_kl": {"beta": 0.0},
+}
+
+
+@pytest.mark.parametrize("kind", TAUGHT)
+def test_a_student_takes_what_real_tensors_take(
+    kind: str, tmp_path: Path, tiny: str, distilled: dict[str, Any]
+) -> None:
+    config = {"max_completion_length": 12, "teacher_model_name_or_path": tiny, **TAUGHT[kind]}
+    data = distilled["data_folder"]
+
+    def spec(name: str) -> Any:
+        return kit.make_spec(tmp_path / name, tiny, data, config, trainer="distillation")
+
+    real, _ = kit.run_real(spec("real"))
+    virtual, _ = kit.run_virtual(spec("virtual"))
+    kit.compare(real, virtual, tolerance=TOLERANCE, slack_bytes=SLACK_BYTES)
+    assert virtual.num_generations == real.num_generations == 2
+
+
+def test_a_student_needs_a_teacher(tiny: str, tmp_path: Path) -> None:
+    request = request_for("distillation", tiny, tmp_path, rows())
+    del request["config"]["num_generations"]
+    with pytest.raises(UsageError, match="needs a teacher"):
+        load("distillation").prepare(request)
+    request["config"]["teacher_model_name_or_path"] = "./nosuch"
+    with pytest.raises(UsageError, match=r"the teacher: .*nosuch"):
+        load("distillation").prepare(request)
 
 
 def test_eight_bit_weights_generate_on_the_pretend_device(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from autotune.estimate import Estimator
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.probe import trl_file
 from autotune.probe.result import Outcome
+from autotune.space.space import SearchSpace
 from autotune.tuner import Budget, Tuner
 from autotune.verify import verify_files
 from autotune.worker import demo
@@ -26,11 +28,13 @@ TRAINERS = {
     "grpo": "prompts",
     "rloo": "prompts",
     "online_dpo": "prompts",
+    "distillation": "prompts",
 }
 SHORT = {
     "grpo": {"max_completion_length": "8", "num_generations": "2"},
     "rloo": {"max_completion_length": "8", "num_generations": "2"},
     "online_dpo": {"max_new_tokens": "8"},
+    "distillation": {"max_completion_length": "8"},
 }
 """Pins of the trainers that generate."""
 NUM_ROWS = 40
@@ -50,12 +54,19 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return found
 
 
+def space_of(trainer: str, model: str) -> SearchSpace:
+    """Return the trainer's space, with the model as its own teacher where it takes one."""
+    space = SearchSpace.load(trainer)
+    taught = {"teacher_model_name_or_path": model} if trainer == "distillation" else {}
+    return replace(space, fixed={**space.fixed, **taught})
+
+
 def tuner_for(trainer: str, model: str, dataset: str, folder: Path, **settings: Any) -> Tuner:
     return Tuner(
         model,
         dataset,
         trainer=trainer,
-        space=trainer,
+        space=space_of(trainer, model),
         global_batch=4,
         measured_steps=2,
         pins=SHORT.get(trainer, {}),
