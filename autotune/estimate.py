@@ -23,6 +23,7 @@ from autotune.probe.trl_file import TrlFile, hint_for_file
 from autotune.report.estimated import CardEstimate, Estimate
 from autotune.runfolder import RunFolder
 from autotune.space.context import DataProfile, ModelFacts
+from autotune.space.trainers import is_known
 from autotune.trainers.base import registry as trainers
 from autotune.units import counted
 from autotune.virtual import cards
@@ -322,10 +323,10 @@ def device_name(text: str) -> str:
 
 def _check_trainer(file: TrlFile) -> None:
     known = set(trainers.declared())
-    if file.trainer not in known:
+    if file.trainer not in known and not is_known(file.trainer):
         raise UsageError(
-            f"{file.path} is for `trl {file.trainer}`, which cannot be predicted yet.",
-            hint=f"Supported: {', '.join(f'trl {name}' for name in sorted(known))}.",
+            f"{file.path} is for the trainer {file.trainer!r}, which cannot be predicted yet.",
+            hint=f"Supported: {', '.join(sorted(known))}; or module:Class, one of your own.",
         )
 
 

@@ -1,4 +1,4 @@
-"""The configurations that a search recommends, as files for ``trl <command> --config FILE``."""
+"""The configurations that a search recommends, as files that can be run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from autotune.probe import trl_yaml
 
-_MEMBER = re.compile(r"^trial-\d+\.yaml$")
+_OURS = re.compile(r"^(trial-\d+|best)\.(yaml|py)$")
 
 
 class ExportableTrial(Protocol):
@@ -18,6 +18,11 @@ class ExportableTrial(Protocol):
     @property
     def number(self) -> int:
         """Return the trial's number."""
+        ...
+
+    @property
+    def suffix(self) -> str:
+        """Return how a file that can be run is called."""
         ...
 
     def export(self, path: str | Path) -> Path:
@@ -57,6 +62,8 @@ def export(config: Mapping[str, Any], header: Mapping[str, Any], path: str | Pat
 def write_configs(report: ExportableReport, folder: str | Path) -> tuple[Path, ...]:
     """Write each Pareto member as ``trial-0007.yaml`` and the balanced one as ``best.yaml`` too.
 
+    For trainers that ``trl`` has no command for, they are scripts that end in ``.py``.
+
     Files of members that are no longer in the set are removed, if they were written by this
     function; any other file in the folder is left alone.
 
@@ -65,12 +72,15 @@ def write_configs(report: ExportableReport, folder: str | Path) -> tuple[Path, .
     """
     target = Path(folder)
     members = report.pareto
-    written = [member.export(target / f"trial-{member.number:04d}.yaml") for member in members]
+    written = [
+        member.export(target / f"trial-{member.number:04d}{member.suffix}") for member in members
+    ]
     if members:
-        written.append(report.pick("balanced").export(target / "best.yaml"))
+        best = report.pick("balanced")
+        written.append(best.export(target / f"best{best.suffix}"))
     if target.is_dir():
         for path in target.iterdir():
-            is_ours = _MEMBER.match(path.name) or path.name == "best.yaml"
+            is_ours = _OURS.match(path.name)
             if is_ours and path not in written and path.is_file() and _carries_mark(path):
                 path.unlink()
     return tuple(written)

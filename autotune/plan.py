@@ -16,7 +16,7 @@ from autotune.probe import refusals, sources, trust
 from autotune.runfolder import RunFolder
 from autotune.space.context import Context, DataProfile, DeviceInfo, ModelFacts
 from autotune.space.domains import Quantiles, Value
-from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
+from autotune.space.knobs.batching import MAX_LENGTH, TRL_BATCH_SIZE
 from autotune.space.pins import parse_pins
 from autotune.space.remedies import is_possible
 from autotune.space.space import ResolvedSpace, SearchSpace
@@ -181,6 +181,7 @@ class Plan:
         environment: Versions and device, to compare results by.
         lean_pins: The pins, as ``knob=value``, that make weights smaller and are possible
             together, beside those that were given.
+        script: How a script builds the trainer; empty where ``trl`` has a command for it.
     """
 
     request: Request
@@ -193,6 +194,7 @@ class Plan:
     enforced: bool
     environment: Mapping[str, Any]
     lean_pins: tuple[str, ...] = ()
+    script: Mapping[str, Any] = field(default_factory=dict)
 
     def config(self, candidate: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole TRL configuration of a candidate, as it is exported."""
@@ -340,6 +342,7 @@ def make_plan(
         enforced=enforced,
         environment=seen["environment"],
         lean_pins=_lean_pins(request, context),
+        script=prepared.get("script") or {},
     )
 
 
@@ -437,7 +440,7 @@ def prepare(
 
 def _asked_lengths(request: Request) -> list[int]:
     """Return the lengths that the space or a pin names, whose coverage must be known exactly."""
-    lengths = {TRL_MAX_LENGTH}
+    lengths = {int(str(MAX_LENGTH.of(request.trainer).baseline))}
     for knob in request.space.knobs:
         if knob.name == "max_length" and knob.domain and not isinstance(knob.domain, Quantiles):
             lengths |= {int(value) for value in knob.domain.values if value is not None}

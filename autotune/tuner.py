@@ -423,6 +423,7 @@ class Tuner:
             probe_work_s=probe_work_s(loop.trials),
             num_slots=loop.num_slots,
             command=self._command,
+            script=plan.script,
         )
 
 

@@ -1,5 +1,7 @@
 """Running exported configurations under the real ``trl`` command, each in a fresh process.
 
+Scripts, for trainers that it does not have, run as they are.
+
 What such a run takes and how fast it is, is set against what the report says of the trial. The
 resident size is that of the largest process; the rate is read from the lines that the trainer
 logs, as they arrive, from the first to the last, so that start-up and the first step are left out.
@@ -23,12 +25,13 @@ from typing import Any
 
 import yaml
 
-from autotune.errors import PrerequisiteError
+from autotune.errors import PrerequisiteError, UsageError
 from autotune.executors import device_peak
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.plan import describe
-from autotune.probe import prediction, sources, trl_file, trl_yaml, trust
+from autotune.probe import prediction, sources, trl_file, trl_script, trl_yaml, trust
+from autotune.probe.trl_file import TrlFile
 from autotune.report.comparison import Comparison, compare
 from autotune.report.trial import Trial
 from autotune.space.context import DeviceInfo
@@ -93,6 +96,7 @@ def verify_files(
     trials: Mapping[Path, Trial] | None = None,
     model: str | None = None,
     dataset: str | None = None,
+    trainer: str | None = None,
 ) -> Iterator[Check]:
     """Run each file for ``num_steps`` optimizer steps under ``trl`` and yield how it went.
 
@@ -105,53 +109,81 @@ def verify_files(
         trials: The trials that files were exported from, to compare with.
         model: Where the files' model lies on this machine; None if where they say.
         dataset: Where the files' data lies on this machine; None if where they say.
+        trainer: That the files are for; None if they say so, or their keys do.
 
     Raises:
         PrerequisiteError: If a file is gone, or what it names is not on this machine.
-        UsageError: If a file is no YAML mapping.
+        UsageError: If a file is no YAML mapping, or ``trl`` cannot run it.
     """
     for file in files:
         trial = (trials or {}).get(file)
         with temporary_folder("autotune-verify-") as folder:
-            run = _moved(file, folder, model, dataset)
-            yield _verify(file, run, folder, num_steps=num_steps, timeout_s=timeout_s, trial=trial)
+            run = _moved(trl_file.read(file, trainer), folder, model, dataset)
+            command = _command(file, run, trainer)
+            yield _verify(
+                file, command, folder, num_steps=num_steps, timeout_s=timeout_s, trial=trial
+            )
 
 
-def _moved(file: Path, folder: Path, model: str | None, dataset: str | None) -> Path:
+def _moved(read: TrlFile, folder: Path, model: str | None, dataset: str | None) -> Path:
     """Return the file to run: a copy that names model and data where they lie here, if asked.
 
     Raises:
         PrerequisiteError: If what it names is not on this machine.
     """
-    config = sources.moved(trl_file.read(file).config, model, dataset)
+    file = read.path
+    config = sources.moved(read.config, model, dataset)
     sources.check_present(config)
     if model is None and dataset is None:
         return file
     copy = folder / file.name
-    trl_yaml.write_text(copy, yaml.safe_dump(config))
+    is_script = file.suffix == trl_script.SUFFIX
+    text = (
+        trl_script.with_config(file.read_text(), config) if is_script else yaml.safe_dump(config)
+    )
+    trl_yaml.write_text(copy, text)
     return copy
 
 
-def check_code(files: Sequence[Path], *, trusted: bool) -> None:
+def _command(file: Path, run: Path, trainer: str | None) -> list[str]:
+    """Return the command line that runs a file.
+
+    Raises:
+        UsageError: If ``trl`` has no command for it, and it is no script.
+    """
+    if file.suffix == trl_script.SUFFIX:
+        return [sys.executable, str(run.resolve())]
+    name = trl_file.read(file, trainer).trainer
+    if name not in trl_yaml.TRL_COMMANDS:
+        raise UsageError(
+            f"{file} is for the trainer {name!r}, which the trl command does not have.",
+            hint="Verify the script that a search exports for it: a file that ends in .py.",
+        )
+    return [sys.executable, "-c", _RUN_TRL, name, "--config", str(run.resolve())]
+
+
+def check_code(files: Sequence[Path], *, trusted: bool, trainer: str | None = None) -> None:
     """Refuse files that ask for code of others to run, unless the user trusts it.
 
     Args:
         files: Configurations.
         trusted: Whether ``--trust-remote-code`` was given.
+        trainer: That they are for; None if they say so, or their keys do.
 
     Raises:
         PrerequisiteError: If a file is gone.
         UsageError: If one asks for such code, or is no YAML mapping.
     """
     for file in files:
-        trust.check_code(trl_file.read(file).config, str(file), trusted=trusted)
+        trust.check_code(trl_file.read(file, trainer).config, str(file), trusted=trusted)
 
 
-def check_card(files: Sequence[Path]) -> str:
+def check_card(files: Sequence[Path], trainer: str | None = None) -> str:
     """Check that this machine has a GPU to run predicted configurations on.
 
     Args:
         files: Configurations, whose comments say if they are predicted.
+        trainer: That they are for; None if they say so, or their keys do.
 
     Returns:
         What to know if it is not the card that they were predicted for; else nothing.
@@ -160,7 +192,8 @@ def check_card(files: Sequence[Path]) -> str:
         PrerequisiteError: If PyTorch sees none, or a file is gone.
         UsageError: If a file is no YAML mapping.
     """
-    labels = [card for file in files if (card := trl_file.read(file).card) is not None]
+    read = [trl_file.read(file, trainer) for file in files]
+    labels = [file.card for file in read if file.card is not None]
     if not labels:
         return ""
     here = _device_here()
@@ -184,16 +217,16 @@ def _device_here() -> DeviceInfo:
 
 
 def _verify(
-    file: Path, run: Path, folder: Path, *, num_steps: int, timeout_s: float, trial: Trial | None
+    file: Path,
+    start: Sequence[str],
+    folder: Path,
+    *,
+    num_steps: int,
+    timeout_s: float,
+    trial: Trial | None,
 ) -> Check:
-    trainer = trl_file.read(file).trainer
     command = [
-        sys.executable,
-        "-c",
-        _RUN_TRL,
-        trainer,
-        "--config",
-        str(run.resolve()),
+        *start,
         "--max_steps",
         str(num_steps),
         "--output_dir",

@@ -3,9 +3,9 @@
     python benchmarks/trainers.py [--trials 8] [--steps 3] [--trainers dpo,kto]
 
 Searches each trainer's space on the demo's model and data of its kind, exports every member of
-the Pareto set and runs it for a few steps with `trl TRAINER --config FILE` in a fresh process. The
-last line is one JSON object: per trainer the seconds of the search, the probes that ran to their
-end and the exported files that did and did not run.
+the Pareto set and runs it for a few steps in a fresh process: with `trl TRAINER --config FILE`; a
+script where trl has no such command. The last line is one JSON object: per trainer the seconds of
+the search, the probes that ran to their end and the exported files that did and did not run.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import json
 import shutil
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune import Budget, SubprocessExecutor, Tuner
+from autotune import Budget, SearchSpace, SubprocessExecutor, Tuner
 from autotune.probe.result import Outcome
 from autotune.verify import verify_files
 
@@ -29,8 +30,25 @@ DATA = {
     "kto": "unpaired",
     "grpo": "prompts",
     "rloo": "prompts",
+    "online_dpo": "prompts",
+    "distillation": "prompts",
 }
 """Trainer to the kind of data that it is trained on."""
+
+SHORT: dict[str, dict[str, int]] = {
+    "grpo": {"max_completion_length": 16, "num_generations": 2},
+    "rloo": {"max_completion_length": 16, "num_generations": 2},
+    "online_dpo": {"max_new_tokens": 16},
+    "distillation": {"max_completion_length": 16},
+}
+"""Pins of those that generate: TRL's defaults would take minutes per probe on a CPU."""
+
+
+def space_of(trainer: str, model: str) -> SearchSpace:
+    """Return the trainer's space, with the model as its own teacher where it takes one."""
+    space = SearchSpace.load(trainer)
+    taught = {"teacher_model_name_or_path": model} if trainer == "distillation" else {}
+    return replace(space, fixed={**space.fixed, **taught})
 
 
 def run(trainer: str, folder: Path, num_trials: int, num_steps: int) -> dict[str, Any]:
@@ -43,13 +61,10 @@ def run(trainer: str, folder: Path, num_trials: int, num_steps: int) -> dict[str
             made["model"],
             made["dataset"],
             trainer=trainer,
-            space=trainer,
+            space=space_of(trainer, made["model"]),
             device="cpu",
             global_batch=4,
-            # TRL's default of 256 tokens would take minutes per probe on a CPU.
-            pins={"max_completion_length": 16, "num_generations": 2}
-            if DATA[trainer] == "prompts"
-            else {},
+            pins=SHORT.get(trainer, {}),
             run_dir=folder / f"run-{trainer}",
             executor=executor,
         )
@@ -58,7 +73,9 @@ def run(trainer: str, folder: Path, num_trials: int, num_steps: int) -> dict[str
         search_s = time.monotonic() - start
     finally:
         executor.shutdown()
-    files = [trial.export(folder / f"{trainer}-{trial.number}.yaml") for trial in report.pareto]
+    files = [
+        trial.export(folder / f"{trainer}-{trial.number}{trial.suffix}") for trial in report.pareto
+    ]
     checks = []
     for check in verify_files(files, num_steps=num_steps):
         print(f"{trainer}: {check.line()}", flush=True)

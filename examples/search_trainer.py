@@ -1,10 +1,10 @@
-"""A search for DPO, KTO, a reward model, GRPO or RLOO, on a tiny model and data made first.
+"""A search for DPO, KTO, a reward model, GRPO, RLOO or online DPO; model and data are made first.
 
     python examples/search_trainer.py dpo [--trials 6] [--device cpu] [--folder .demo]
 
 Needs neither a network nor an accelerator; `--device virtual:rtx-4090` predicts for a card. Prints
 the Pareto set and writes the balanced configuration to FOLDER/TRAINER.yaml, for
-`trl TRAINER --config FOLDER/TRAINER.yaml`.
+`trl TRAINER --config FOLDER/TRAINER.yaml`; for online DPO it is a script, `python FILE`.
 """
 
 from __future__ import annotations
@@ -19,10 +19,18 @@ DATA = {
     "dpo": "preference",
     "grpo": "prompts",
     "kto": "unpaired",
+    "online_dpo": "prompts",
     "reward": "preference",
     "rloo": "prompts",
 }
 """Trainer to the kind of data that it is trained on; see examples/data/."""
+
+SHORT: dict[str, dict[str, int]] = {
+    "grpo": {"max_completion_length": 16, "num_generations": 2},
+    "online_dpo": {"max_new_tokens": 16},
+    "rloo": {"max_completion_length": 16, "num_generations": 2},
+}
+"""Pins of those that generate: a few tokens take seconds on a CPU; TRL's defaults are hundreds."""
 
 
 def search(trainer: str, folder: Path, device: str, num_trials: int) -> Report:
@@ -39,10 +47,7 @@ def search(trainer: str, folder: Path, device: str, num_trials: int) -> Report:
             device=device,
             executor=executor,
             global_batch=4,
-            # Completions of a few tokens take seconds on a CPU; TRL's default are 256.
-            pins={"max_completion_length": 16, "num_generations": 2}
-            if DATA[trainer] == "prompts"
-            else {},
+            pins=SHORT.get(trainer, {}),
             run_dir=folder / time.strftime(f"{trainer}-%Y%m%d-%H%M%S"),
         )
         report = tuner.search(Budget(trials=num_trials))
@@ -75,8 +80,10 @@ def main() -> None:
     except NoFeasibleConfigError as error:
         print(error)
         return
-    path = best.export(arguments.folder / f"{arguments.trainer}.yaml")
-    print(f"train with: trl {arguments.trainer} --config {path}")
+    path = best.export(arguments.folder / f"{arguments.trainer}{best.suffix}")
+    is_script = path.suffix == ".py"
+    command = f"python {path}" if is_script else f"trl {arguments.trainer} --config {path}"
+    print(f"train with: {command}")
 
 
 if __name__ == "__main__":

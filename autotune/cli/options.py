@@ -15,6 +15,10 @@ Dataset = Annotated[str, typer.Argument(help="Hub id, data file or folder.")]
 Run = Annotated[Path, typer.Argument(help="Run folder, or its report.json.")]
 
 Trainer = Annotated[str, typer.Option(help="TRL trainer.")]
+FileTrainer = Annotated[
+    str | None,
+    typer.Option("--trainer", help="What FILE is for.  [default: what it says, or its keys tell]"),
+]
 Space = Annotated[
     str | None, typer.Option(help="Search space: a name or a YAML file.  [default: TRAINER]")
 ]

@@ -60,7 +60,9 @@ def gpus(
 
 
 def estimate(
-    file: Annotated[Path, typer.Argument(help="Configuration for trl: a YAML file.")],
+    file: Annotated[
+        Path, typer.Argument(help="Configuration for trl: a YAML file, or an exported script.")
+    ],
     device: Annotated[
         str, typer.Option(help="virtual:CARD, or several with commas; autotune gpus lists them.")
     ],
@@ -74,6 +76,7 @@ def estimate(
         Path | None,
         typer.Option(help="Also draw memory over the run, as .png or .svg; for a single card."),
     ] = None,
+    trainer: options.FileTrainer = None,
     probe_timeout: Annotated[str, typer.Option(help="Limit of one card, as 300 or 5m.")] = "30m",
     trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.Json = False,
@@ -95,7 +98,7 @@ def estimate(
         pictures.check_plot(plot)
         if len(devices) > 1:
             raise UsageError("--plot draws one card.", hint="Give --device a single one.")
-    read = trl_file.read(file)
+    read = trl_file.read(file, trainer)
     estimator = Estimator(
         read,
         devices,

@@ -60,9 +60,11 @@ def export(
         typer.Option("--force", help="Overwrite FILE whatever it holds, not only this run's own."),
     ] = False,
 ) -> int:
-    """Write one configuration as the YAML that `trl` reads."""
-    from autotune.probe import trl_yaml
+    """Write one configuration as the YAML that `trl` reads.
 
+    For a trainer that `trl` has no command for, it is a Python script; a FILE that ends in .yaml
+    holds the configuration alone.
+    """
     if output is not None:
         common.check_file(output, "--output")
     with _reading(run):
@@ -74,9 +76,9 @@ def export(
             common.say(
                 f"warning: trial {trial.number} ended {trial.outcome.value} or over a limit"
             )
-        text = trl_yaml.render(trial.config, trial.header(), file_name="config.yaml")
+        text = trial.rendered(f"config{trial.suffix}")
     if output is None:
-        _check_encoding(text)
+        _check_encoding(text, trial.suffix)
         print(text, end="")
         return 0
     trial.export(output)
@@ -90,13 +92,13 @@ def _check_own(output: Path, report: Report) -> None:
     Raises:
         UsageError: If it holds anything else: a configuration that was edited, or of another run.
     """
-    from autotune.probe import trl_yaml
+    from autotune.probe import trl_file, trl_yaml
 
     if not output.exists():
         return
-    with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+    with contextlib.suppress(OSError, ValueError, yaml.YAMLError, AutotuneError):
         text = output.read_text(encoding="utf-8")
-        content = yaml.safe_load(text)
+        content = trl_file.read(output, report.trainer).config
         if text.startswith(trl_yaml.MARK) and any(
             content == trial.config for trial in report.trials
         ):
@@ -107,10 +109,13 @@ def _check_own(output: Path, report: Report) -> None:
     )
 
 
-def _check_encoding(text: str) -> None:
+def _check_encoding(text: str, suffix: str) -> None:
     """Refuse to write a configuration in which other characters stand for some of its own."""
+    from autotune.probe import trl_script
+
+    read = trl_script.config_of if suffix == trl_script.SUFFIX else yaml.safe_load
     written = streams.encodable(text, sys.stdout.encoding)
-    if written != text and yaml.safe_load(written) != yaml.safe_load(text):
+    if written != text and read(written) != read(text):
         raise streams.OutputError(
             f"standard output's encoding, {sys.stdout.encoding}, lacks characters of the"
             " configuration.",
@@ -119,7 +124,9 @@ def _check_encoding(text: str) -> None:
 
 
 def verify(
-    source: Annotated[Path, typer.Argument(help="Run folder, or a YAML file for trl.")],
+    source: Annotated[
+        Path, typer.Argument(help="Run folder, a YAML file for trl, or an exported script.")
+    ],
     steps: Annotated[
         int, typer.Option(help="Optimizer steps to run.", min=1, max=options.MOST)
     ] = 3,
@@ -130,6 +137,7 @@ def verify(
     dataset: Annotated[
         str | None, typer.Option(help="Where the data lies on this machine, if elsewhere.")
     ] = None,
+    trainer: options.FileTrainer = None,
     trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.Json = False,
 ) -> int:
@@ -141,16 +149,22 @@ def verify(
     from autotune.verify import check_card, check_code, verify_files
 
     files = _files(source)
-    check_code(files, trusted=trust_remote_code)
+    check_code(files, trusted=trust_remote_code, trainer=trainer)
     limit_s = common.duration_s(timeout, "--timeout")
     assert limit_s is not None  # the option has a default
     trials = _trials(files)
-    note = check_card(files)
+    note = check_card(files, trainer)
     if note:
         common.say(f"note: {note}")
     checks = []
     for check in verify_files(
-        files, num_steps=steps, timeout_s=limit_s, trials=trials, model=model, dataset=dataset
+        files,
+        num_steps=steps,
+        timeout_s=limit_s,
+        trials=trials,
+        model=model,
+        dataset=dataset,
+        trainer=trainer,
     ):
         checks.append(check)
         common.say(check.line())
@@ -173,6 +187,8 @@ def verify(
 
 def _trials(files: Sequence[Path]) -> dict[Path, Trial]:
     """Return the trials that files in a run folder were exported from, where they still match."""
+    from autotune.probe import trl_file
+
     found: dict[Path, Trial] = {}
     reports: dict[Path, Report | None] = {}
     for file in files:
@@ -190,7 +206,7 @@ def _trials(files: Sequence[Path]) -> dict[Path, Trial]:
             continue
         try:
             with _reading(run):
-                trial, content = report.pick(which), yaml.safe_load(file.read_text())
+                trial, content = report.pick(which), trl_file.read(file, report.trainer).config
         except (AutotuneError, OSError, ValueError, yaml.YAMLError):
             continue  # verifying it says what is wrong
         if content == trial.config:
@@ -248,12 +264,14 @@ def load_report(run: Path) -> Report:
 
 def _files(source: Path) -> list[Path]:
     if source.is_file():
-        if source.suffix.lower() not in (".yaml", ".yml"):
+        if source.suffix.lower() not in (".yaml", ".yml", ".py"):
             raise UsageError(
-                f"{source} is no YAML file.", hint="Give a run folder or a YAML file."
+                f"{source} is neither a YAML file nor a script.",
+                hint="Give a run folder or a YAML file.",
             )
         return [source]
-    files = sorted((source / "configs").glob("trial-*.yaml"))
+    folder = source / "configs"
+    files = sorted((*folder.glob("trial-*.yaml"), *folder.glob("trial-*.py")))
     if not files:
         raise UsageError(
             f"there is no configuration to verify in {source}.",

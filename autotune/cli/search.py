@@ -6,13 +6,16 @@ import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from autotune.cli import common, interrupts, options
 from autotune.errors import UnknownNameError, UsageError
 from autotune.masking import MASK
+
+if TYPE_CHECKING:
+    from autotune.report.model import Report
 
 Pin = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VALUE", help="Fix a knob.")]
 
@@ -186,9 +189,7 @@ def _search(
         return common.INTERRUPTED
     report.pick("balanced")  # NoFeasibleConfigError says what came closest
     common.say(f"run folder: {tuner.folder.path}")
-    best = shlex.quote(str(tuner.folder.configs / "best.yaml"))
-    trl = shlex.quote(common.program("trl"))
-    common.say(f"train with: {trl} {report.trainer} --config {best}")
+    common.say(f"train with: {_train_with(report, tuner.folder.configs)}")
     _say_of_weights(report.pick("balanced").config)
     if report.is_predicted:
         folder = shlex.quote(str(tuner.folder.path))
@@ -196,6 +197,15 @@ def _search(
         confirm = f"{shlex.quote(common.program('autotune'))} verify {folder}{trust}"
         common.say(f"all figures are predicted; confirm them on the card: {confirm}")
     return 0
+
+
+def _train_with(report: Report, folder: Path) -> str:
+    """Return the command that trains with the balanced configuration."""
+    best = folder / f"best{report.pick('balanced').suffix}"
+    if best.suffix == ".py":
+        return f"{shlex.quote(sys.executable)} {shlex.quote(str(best))}"
+    trl = shlex.quote(common.program("trl"))
+    return f"{trl} {report.trainer} --config {shlex.quote(str(best))}"
 
 
 def _say_of_weights(config: Mapping[str, Any]) -> None:

@@ -95,8 +95,9 @@ class StepRecord:
         num_positions: Tokens including padding.
         num_loss_tokens: Tokens that carried loss.
         num_rows: Rows of the processed data set (packed rows count once).
-        generation_time_s: Wall time at the step's begin in which what it trains on was generated
-            and scored; 0 where nothing is.
+        generation_time_s: Wall time in which what it trains on was generated; 0 where nothing is.
+        num_generations: How many generations that was: one, at the step's begin, or one for each
+            micro-batch.
     """
 
     micro_times_s: tuple[float, ...]
@@ -106,11 +107,17 @@ class StepRecord:
     num_loss_tokens: int
     num_rows: int
     generation_time_s: float = 0.0
+    num_generations: int = 1
 
     def time_s(self, accumulation_steps: int) -> float:
         """Return the wall time of this step with ``accumulation_steps`` such micro-batches."""
         micro_s = self._scale(accumulation_steps) * sum(self.micro_times_s)
-        return self.generation_time_s + micro_s + self.optimizer_time_s
+        return self.generation_s(accumulation_steps) + micro_s + self.optimizer_time_s
+
+    def generation_s(self, accumulation_steps: int) -> float:
+        """Return the wall time of generating with ``accumulation_steps`` such micro-batches."""
+        by_micro_batch = self.num_generations == len(self.micro_times_s)
+        return self.generation_time_s * (self._scale(accumulation_steps) if by_micro_batch else 1)
 
     def tokens_per_s(self, accumulation_steps: int) -> float:
         """Return non-padding tokens per second with ``accumulation_steps`` such micro-batches."""

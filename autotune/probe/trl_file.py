@@ -1,4 +1,7 @@
-"""Reading a configuration as ``trl <command> --config FILE`` reads it."""
+"""Reading a configuration as ``trl <command> --config FILE`` reads it.
+
+Scripts that were exported for trainers without a command are read as well; nothing of them is run.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,12 @@ import yaml
 
 from autotune.errors import PrerequisiteError, UsageError
 from autotune.files import check_regular
+from autotune.probe import trl_script, trl_yaml
+from autotune.space import trainers, trl_keys
 from autotune.space.bounds import find_excess, find_repeated
 
 _COMMENT = re.compile(r"trl (\w+) --config")
+_TRAINER = re.compile(r"^#   trainer +(\S+)$", re.MULTILINE)
 _CARD = re.compile(r"^#   device +(.+) \(virtual\)", re.MULTILINE)
 
 _IN_A_FILE = {
@@ -36,7 +42,8 @@ class TrlFile:
     Attributes:
         path: Where it was read.
         config: The mapping that TRL reads.
-        trainer: The ``trl`` command that the file's comment names; ``sft`` if it names none.
+        trainer: The trainer that was asked for, or that the file's comment names; else the one
+            that its keys are of.
         card: The card that the comment says it is predicted for; None if it says none.
         lines: The line, from 1, in which each key stands, where the text tells.
     """
@@ -53,12 +60,17 @@ class TrlFile:
         return f"{self.path}, line {line}" if line else str(self.path)
 
 
-def read(path: Path) -> TrlFile:
+def read(path: Path, trainer: str | None = None) -> TrlFile:
     """Return the configuration in ``path``.
+
+    Args:
+        path: A YAML file, or a script that was exported.
+        trainer: That it is for; None to find out.
 
     Raises:
         PrerequisiteError: If there is no such file.
-        UsageError: If it is no YAML mapping of TRL keys, or gives one twice.
+        UsageError: If it is no YAML mapping of TRL keys, or gives one twice, or its keys are of
+            several trainers and nothing says which.
     """
     if path.is_dir():
         raise UsageError(
@@ -68,6 +80,8 @@ def read(path: Path) -> TrlFile:
     check_regular(path)
     try:
         text = path.read_text(encoding="utf-8")
+        if path.suffix == trl_script.SUFFIX:
+            return _read_script(path, text, trainer)
         excess = find_excess(text)
         if excess is not None:
             raise UsageError(f"{path}, line {excess[0]}: {excess[1]}.")
@@ -98,14 +112,67 @@ def read(path: Path) -> TrlFile:
     wrong = next((key for key in content if not isinstance(key, str)), None)
     if wrong is not None:
         raise UsageError(f"{path}: {wrong!r} is no TRL key; keys are texts.")
-    command, card = _COMMENT.search(text), _CARD.search(text)
     return TrlFile(
         path=path,
         config=content,
-        trainer=command.group(1) if command else "sft",
-        card=card.group(1) if card else None,
+        trainer=trainer or _named(text) or _told_by_keys(content, path),
+        card=_card(text),
         lines=_lines(text),
     )
+
+
+def _read_script(path: Path, text: str, trainer: str | None) -> TrlFile:
+    try:
+        if not text.startswith(trl_yaml.MARK):
+            raise UsageError("nothing says that autotune wrote it.")
+        config = trl_script.config_of(text)
+    except UsageError as error:
+        raise UsageError(
+            f"{path} is no script that autotune exported: {error.message}",
+            hint="Give a file of a run's configs/, or a YAML file for trl.",
+        ) from error
+    return TrlFile(
+        path=path,
+        config=config,
+        trainer=trainer or _named(text) or _told_by_keys(config, path),
+        card=_card(text),
+        lines=trl_script.lines_of(text),
+    )
+
+
+def _named(text: str) -> str | None:
+    """Return the trainer that a file's comment names; None if it names none."""
+    found = _COMMENT.search(text) or _TRAINER.search(text)
+    return found.group(1) if found else None
+
+
+def _card(text: str) -> str | None:
+    found = _CARD.search(text)
+    return found.group(1) if found else None
+
+
+def _told_by_keys(config: Mapping[str, Any], path: Path) -> str:
+    """Return the trainer that knows most of the keys; ``sft`` if it is among several.
+
+    Raises:
+        UsageError: If several others know as many.
+    """
+    unknown = {
+        name: len(set(config) - known)
+        for name in trainers.BUILTIN
+        if (known := trl_keys.known_keys(name))
+    }
+    least = min(unknown.values(), default=0)
+    found = [name for name, count in unknown.items() if count == least]
+    if not found or "sft" in found:
+        return "sft"
+    if len(found) > 1:
+        raise UsageError(
+            f"{path} does not say which trainer it is for: its keys are those of"
+            f" {', '.join(found[:-1])} and {found[-1]}.",
+            hint=f"Say which: --trainer {' or --trainer '.join(found)}.",
+        )
+    return found[0]
 
 
 def _lines(text: str) -> dict[str, int]:

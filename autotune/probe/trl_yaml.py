@@ -91,26 +91,37 @@ def render(config: Mapping[str, Any], header: Mapping[str, Any], *, file_name: s
     Raises:
         UsageError: If ``config`` holds something YAML cannot give back unchanged.
     """
-    plain = {_key(name): _plain(name, value) for name, value in config.items()}
     parts = ["\n".join(header_lines(header, file_name=file_name)) + "\n"]
-    groups = {title: names.split() for title, names in GROUPS.items()}
-    known = {name for names in groups.values() for name in names}
-    groups["further settings"] = sorted(plain.keys() - known)
-    for title, names in groups.items():
-        group = {name: plain[name] for name in names if name in plain}
-        if group:
-            text = yaml.dump(
-                group,
-                Dumper=_Dumper,
-                sort_keys=False,
-                default_flow_style=False,
-                allow_unicode=True,
-                width=4096,
-            )
-            parts.append(f"# {title}\n{text}")
+    for title, group in grouped(config):
+        text = yaml.dump(
+            group,
+            Dumper=_Dumper,
+            sort_keys=False,
+            default_flow_style=False,
+            allow_unicode=True,
+            width=4096,
+        )
+        parts.append(f"# {title}\n{text}")
     if len(parts) == 1:
         parts.append("{}\n")
     return "\n".join(parts)
+
+
+def grouped(config: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """Return a configuration by theme, each with its title, as plain values.
+
+    Raises:
+        UsageError: If ``config`` holds something that is no plain value.
+    """
+    plain = {_key(name): _plain(name, value) for name, value in config.items()}
+    groups = {title: names.split() for title, names in GROUPS.items()}
+    known = {name for names in groups.values() for name in names}
+    groups["further settings"] = sorted(plain.keys() - known)
+    found = [
+        (title, {name: plain[name] for name in names if name in plain})
+        for title, names in groups.items()
+    ]
+    return [(title, group) for title, group in found if group]
 
 
 def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
@@ -155,9 +166,12 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
     if known.get("versions"):
         versions = ", ".join(f"{name} {value}" for name, value in known["versions"].items())
         rows.append(("versions", versions))
+    trainer = known.get("trainer")
+    if trainer is not None and trainer not in TRL_COMMANDS:
+        rows.append(("trainer", str(trainer)))
     # What does not work is exported to be looked at.
-    if known.get("trainer") in TRL_COMMANDS and known.get("outcome", "ok") == "ok":
-        rows.append(("run it with", f"trl {known['trainer']} --config {file_name}"))
+    if known.get("outcome", "ok") == "ok":
+        rows += [("run it with", text) for text in run_with(trainer, file_name)]
     first, *rest = rows
     width = max((len(label) for label, _ in rest), default=0)
     lines, last = [f"{MARK}{first[1]}"], ""
@@ -165,6 +179,13 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
         lines.append(f"#   {'' if label == last else label:<{width}}  {text}")
         last = label
     return [_printable(line) for line in lines]
+
+
+def run_with(trainer: str | None, file_name: str) -> list[str]:
+    """Return the commands that run an exported file, the usual one first; none if none does."""
+    if file_name.endswith(".py"):
+        return [f"python {file_name}", f"accelerate launch {file_name}"]
+    return [f"trl {trainer} --config {file_name}"] if trainer in TRL_COMMANDS else []
 
 
 def settings(changed: Mapping[str, Any]) -> str:

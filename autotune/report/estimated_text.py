@@ -10,6 +10,7 @@ from rich.text import Text
 from autotune.probe import prediction
 from autotune.probe.modelled import engine_of
 from autotune.probe.result import Measurement, Outcome, phase_name
+from autotune.probe.trl_yaml import TRL_COMMANDS
 from autotune.report.cells import gib, percent
 from autotune.report.estimated import CardEstimate, Estimate
 from autotune.report.makeup import BUDGET_MEANS, makeup_table, timeline_picture
@@ -22,7 +23,8 @@ def render(estimate: Estimate, width: int) -> Text:
     """Return an estimate as text: figures and pictures of one card, or a line for each of more."""
     cards = estimate.cards
     where = f" on {cards[0].label}" if len(cards) == 1 else ""
-    title = f"{TITLE}: {estimate.file} (trl {estimate.trainer}){where}"
+    trl = "trl " if estimate.trainer in TRL_COMMANDS else ""
+    title = f"{TITLE}: {estimate.file} ({trl}{estimate.trainer}){where}"
     text = Text().append(_wrap(title, width), "bold")
     text.append(f"\n{_wrap(_data_line(estimate), width)}\n")
     if len(cards) == 1:

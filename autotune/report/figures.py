@@ -121,7 +121,7 @@ def generation_of(trial: Trial) -> Generation | None:
     peak = None if pooled is None else pooled.phases.get("generation")
     if pooled is None or peak is None or not pooled.steps:
         return None
-    time_s = median(step.generation_time_s for step in pooled.steps)
+    time_s = median(step.generation_s(pooled.accumulation_steps) for step in pooled.steps)
     training = [
         pooled.fit_bytes(pooled.phases[name])
         for name in ("first_step", "later_steps")

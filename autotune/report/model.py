@@ -27,7 +27,7 @@ SIZE_LIMIT = 20_000
 
 PICKS = ("fastest", "leanest", "balanced")
 
-_MAPPINGS = ("device", "model_facts", "data", "versions")
+_MAPPINGS = ("device", "model_facts", "data", "versions", "script")
 _TEXTS = ("lean_pins", "notices", "warnings", "objectives")
 _DERIVED = ("picks", "pareto")
 _PAIRS = ("inactive_knobs", "removed_values")
@@ -73,6 +73,8 @@ class Report:
         num_slots: Probes that ran at a time, at most; with more than one, ``probe_work_s`` may be
             greater than ``wall_time_s``.
         command: The command line that started it.
+        script: What a script needs to build the trainer, where the ``trl`` command has none; see
+            :func:`autotune.probe.trl_script.render`.
         schema: Version of this record.
     """
 
@@ -109,6 +111,7 @@ class Report:
     probe_work_s: float = 0.0
     num_slots: int = 1
     command: str = ""
+    script: Mapping[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -219,6 +222,8 @@ class Report:
         data |= {name: [list(pair) for pair in data[name]] for name in _PAIRS}
         data |= {name: list(data[name]) for name in (*_TEXTS, "pareto_numbers")}
         data["trials"] = [self._trial_dict(item) for item in self.trials]
+        if not self.script:
+            del data["script"]  # as in records from before there was such a field
         answer = {"picks": self.picks(), "pareto": [item.number for item in self._members()]}
         return {"schema": data.pop("schema"), **answer, **data}
 
@@ -309,6 +314,7 @@ class Report:
             "weights": self.weights,
             "versions": {k: v for k, v in self.versions.items() if k != "trl-autotune"},
             "trainer": self.trainer,
+            "script": self.script or None,
         }
         if gain is not None:
             facts |= {"rate_ratio": gain.rate_ratio, "memory_ratio": gain.memory_ratio}

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from autotune.errors import UsageError
 from autotune.objectives import TIE_LIMIT, Objective
-from autotune.probe import trl_yaml, typed
+from autotune.probe import trl_script, trl_yaml, typed
 from autotune.probe.modelled import engine_of
 from autotune.probe.result import (
     Interval,
@@ -191,11 +192,38 @@ class Trial:
             }
         return {**self.facts, **own}
 
+    @property
+    def suffix(self) -> str:
+        """Return how a file that can be run is called: ``.yaml`` for trl, ``.py`` without."""
+        return trl_script.SUFFIX if self.facts.get("script") else ".yaml"
+
+    def rendered(self, file_name: str) -> str:
+        """Return the configuration as a file of that name holds it.
+
+        Raises:
+            UsageError: If it is called like a script and the trainer has none, or the
+                configuration holds what cannot be written.
+        """
+        script = self.facts.get("script")
+        if not file_name.endswith(trl_script.SUFFIX):
+            return trl_yaml.render(self.config, self.header(), file_name=file_name)
+        if not script:
+            raise UsageError(
+                f"{self.facts.get('trainer', 'this trainer')} is not exported as a script.",
+                hint="Give the name of a YAML file, which the trl command reads.",
+            )
+        return trl_script.render(self.config, self.header(), script, file_name=file_name)
+
     def export(self, path: str | Path) -> Path:
-        """Write the configuration as the YAML that ``trl`` reads, and return the path."""
+        """Write the configuration as the YAML that ``trl`` reads, and return the path.
+
+        For a trainer that ``trl`` has no command for, a file called ``.py`` is a script that runs.
+
+        Raises:
+            UsageError: As by :meth:`rendered`.
+        """
         target = Path(path)
-        text = trl_yaml.render(self.config, self.header(), file_name=target.name)
-        trl_yaml.write_text(target, text)
+        trl_yaml.write_text(target, self.rendered(target.name))
         return target
 
     def to_dict(self) -> dict[str, Any]:

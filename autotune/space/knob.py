@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from autotune.errors import SpaceError
@@ -66,6 +66,7 @@ class Knob:
     Attributes:
         name: Name in YAML files, pins and reports.
         baseline: The value that changes nothing; TRL's default.
+        defaults: Trainers in which TRL's default is another, each with its own.
         changes: What differs in what is learnt: ``nothing``, ``tokens`` or ``method``; one for
             all values, or one per value (those not named are ``method``).
         help: One or two sentences for a person who decides whether to vary it.
@@ -74,6 +75,8 @@ class Knob:
         keys: TRL keys that belong to the knob, dotted for nested ones: those it writes, and those
             that would silently override it. A space may not fix them. ``(name,)`` if empty.
         needed_keys: TRL keys that a trainer's configuration must have for the knob to exist there.
+        trainers: Trainers that it is for, where others have the keys with another meaning; empty
+            for all that have them.
         depends_on: Knobs that its rules look at; they are drawn first.
         always: Whether it is part of every space, at its baseline where the space is silent.
         default_values: Values derived from the context, given the quantiles asked for.
@@ -104,10 +107,12 @@ class Knob:
     baseline: Value
     changes: Change | Mapping[Value, Change]
     help: str
+    defaults: Mapping[str, Value] = field(default_factory=dict)
     domain: Domain | None = None
     accepts: Domain | None = None
     keys: tuple[str, ...] = ()
     needed_keys: tuple[str, ...] = ()
+    trainers: tuple[str, ...] = ()
     depends_on: tuple[str, ...] = ()
     always: bool = False
     default_values: Callable[[Context, Quantiles | None], tuple[Value, ...]] | None = None
@@ -150,7 +155,13 @@ class Knob:
 
     def is_for(self, trainer: str) -> bool:
         """Whether the trainer's configuration has what the knob writes."""
-        return has_keys(trainer, self.needed_keys)
+        meant = not self.trainers or trainer in self.trainers
+        return meant and has_keys(trainer, self.needed_keys)
+
+    def of(self, trainer: str) -> Knob:
+        """Return the knob with the trainer's own default as its baseline."""
+        default = self.defaults.get(trainer, self.baseline)
+        return self if default == self.baseline else replace(self, baseline=default)
 
     @property
     def accepted(self) -> Domain:
@@ -289,6 +300,8 @@ def add(knob: Knob) -> Knob:
 def not_for(knob: Knob, trainer: str) -> str:
     """Return why ``knob`` can't be searched on ``trainer``, without a full stop."""
     keys = " and ".join(repr(key) for key in knob.needed_keys)
+    if knob.trainers:
+        return f"the knob {knob.name!r} is for {' and '.join(knob.trainers)}, not for {trainer!r}"
     return (
         f"the knob {knob.name!r} is not for the trainer {trainer!r}, whose configuration has no"
         f" {keys}"

@@ -31,7 +31,8 @@ def make_plan(knobs: Sequence[Knob], context: Context, pins: Mapping[str, Value]
         SpaceError: If a knob has no values for this model and data.
     """
     named = {knob.name for knob in knobs}
-    offered = {name: knob for name, knob in registry if knob.is_for(context.trainer)}
+    trainer = context.trainer
+    offered = {name: knob.of(trainer) for name, knob in registry if knob.is_for(trainer)}
     implied = frozenset(
         name
         for name, knob in offered.items()

@@ -49,7 +49,7 @@ class SearchSpace:
     )
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "knobs", tuple(self.knobs))
+        object.__setattr__(self, "knobs", tuple(knob.of(self.trainer) for knob in self.knobs))
         object.__setattr__(self, "fixed", dict(self.fixed))
         seen: set[str] = set()
         for knob in self.knobs:

@@ -17,6 +17,8 @@ BUILTIN = {
     "kto": "autotune.trainers.kto",
     "grpo": "autotune.trainers.grpo",
     "rloo": "autotune.trainers.rloo",
+    "online_dpo": "autotune.trainers.online_dpo",
+    "distillation": "autotune.trainers.distillation",
 }
 """Trainer to the module that registers its adapter when it is imported."""
 

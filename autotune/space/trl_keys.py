@@ -17,6 +17,9 @@ _FILES = (
     ("trl", "scripts/{trainer}.py"),
     ("transformers", "training_args.py"),
 )
+_SCRIPTS = {"online_dpo": "grpo"}
+"""Trainers without a script of their own, with the one whose arguments they take as well."""
+
 _PROOF = {"learning_rate", "model_name_or_path", "dataset_name", "output_dir"}
 """One from each place; without them the source is laid out in another way than expected."""
 
@@ -53,14 +56,17 @@ def refuse_value(trainer: str, key: str, value: Any) -> str | None:
 def _annotations(trainer: str) -> dict[str, tuple[str, ...]]:
     """Return each key with the types that its annotation joins; empty if that cannot be told."""
     found: dict[str, tuple[str, ...]] = {"env": ("dict",)}
+    has_own = False
     for package, pattern in _FILES:
         spec = find_spec(package)
         if spec is None or spec.origin is None:
             return {}
-        path = Path(spec.origin).parent / pattern.format(trainer=trainer)
+        named = _SCRIPTS.get(trainer, trainer) if "scripts/" in pattern else trainer
+        path = Path(spec.origin).parent / pattern.format(trainer=named)
         if path.exists():
             found |= _fields(path)
-    return found if found.keys() >= _PROOF else {}
+            has_own = has_own or pattern.endswith("{trainer}_config.py")
+    return found if has_own and found.keys() >= _PROOF else {}
 
 
 def _read_bool(text: str) -> bool:

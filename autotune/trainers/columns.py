@@ -20,12 +20,17 @@ TAKES: dict[str, tuple[tuple[str, ...], ...]] = {
     "grpo": (("prompt",),),
     "rloo": (("prompt",),),
     "online_dpo": (("prompt",),),
+    "distillation": (("prompt",),),
 }
 """Trainer to the sets of columns that it reads, each enough by itself."""
 
 
 def require(
-    trainer: str, columns: Sequence[str], takes: Sequence[Sequence[str]] | None = None
+    trainer: str,
+    columns: Sequence[str],
+    takes: Sequence[Sequence[str]] | None = None,
+    *,
+    otherwise: str = "Rename the columns, or convert the data.",
 ) -> None:
     """Check that data with ``columns`` is for ``trainer``.
 
@@ -33,6 +38,7 @@ def require(
         trainer: Its name.
         columns: Of the data.
         takes: Sets of columns, each enough by itself; those in :data:`TAKES` if None.
+        otherwise: The hint where no other trainer takes this data.
 
     Raises:
         UsageError: If it is not; names the columns it needs and the trainers that take this data.
@@ -50,5 +56,5 @@ def require(
     raise UsageError(
         f"the data set has no columns that {trainer} can train on: it needs {needs}, and has"
         f" {', '.join(repr(name) for name in sorted(columns))}.",
-        hint=hint if others else "Rename the columns, or convert the data.",
+        hint=hint if others else otherwise,
     )

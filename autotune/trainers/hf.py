@@ -281,11 +281,13 @@ class HfAdapter(ABC):
 
     Attributes:
         name: As users write it.
+        session_class: What runs a built trainer.
         batches_decide: Whether micro-batches of the same shapes always run the same operators, so
             that a prediction need not run them again.
     """
 
     name: ClassVar[str]
+    session_class: ClassVar[type[Session]] = Session
     batches_decide: ClassVar[bool] = False
 
     @abstractmethod
@@ -436,7 +438,7 @@ class HfAdapter(ABC):
         if "eval" in spec.phases:
             worst = schedule.rows[: trainer.args.per_device_eval_batch_size * 2]
             trainer.eval_dataset = processed.select(worst)
-        return Session(trainer, spec, schedule.num_steps, facts, self.count, repeats)
+        return self.session_class(trainer, spec, schedule.num_steps, facts, self.count, repeats)
 
     def facts(self, trainer: Any, sample: Sample) -> dict[str, Any]:
         """Return what the measurement says of a run, of its epoch above all."""

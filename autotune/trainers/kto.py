@@ -16,6 +16,7 @@ from trl import KTOConfig, KTOTrainer
 
 from autotune.errors import UsageError
 from autotune.probe.spec import ProbeSpec
+from autotune.space.knobs.batching import KTO_LOSS, with_loss
 from autotune.trainers import columns, detect, preparing, raw
 from autotune.trainers.base import registry
 
@@ -78,7 +79,7 @@ class KtoAdapter(raw.RawRowsAdapter):
         refusals = {"checkpointing": raw.checkpointing(_pairwise, make, few)}
         reason = _why_not_one(make, few)
         if reason is not None:
-            refusals["per_device_train_batch_size"] = {"1": reason}
+            refusals[with_loss(KTO_LOSS)] = {"1": reason}
         kept = raw.measured(apart, [[length] for length in longest], lengths["prompt"])
         return preparing.answer(opened, kept, profile, folder, refusals=refusals)
 
@@ -128,7 +129,7 @@ def _pairwise(**kwargs: Any) -> Any:
 
 
 def _why_not_one(make: Callable[[Any, Dataset], Any], rows: Dataset) -> str | None:
-    """Return why a micro-batch of one row cannot be trained; None if it can."""
+    """Return why a micro-batch of one row cannot be trained by TRL's default loss."""
     args = {**detect.TWO_STEPS, "output_dir": "kto", "per_device_train_batch_size": 1}
     try:
         make(KTOConfig(**args), rows)

@@ -1,4 +1,4 @@
-"""Trainers that generate what they are trained on: GRPO and RLOO.
+"""Trainers that generate what they are trained on: GRPO, RLOO and distillation.
 
 A row of the data is a prompt. Once per optimizer step the model writes ``num_generations``
 completions of each prompt, they are scored, and micro-batches of completions are trained on. In a
@@ -16,7 +16,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
@@ -42,6 +42,7 @@ class GenerationEnd:
         self._micro_batch = micro_batch
         self._recorder: Recorder | None = None
         self._phase: str | None = None
+        self._after: str | None = None
 
     def listen(self, recorder: Recorder) -> None:
         """Take the recorder to tell."""
@@ -51,7 +52,17 @@ class GenerationEnd:
         """Start a generation, after which the run is in ``phase``."""
         assert self._recorder is not None
         self._recorder.enter_phase("generation")
-        self._phase = phase
+        self._phase = self._after = phase
+
+    def begin_again(self) -> None:
+        """Start another generation of the same step, unless one is under way."""
+        if self._phase is None and self._after is not None:
+            self.begin(self._after)
+
+    def end(self, prompts: Sequence[Any], shape: Sequence[int]) -> None:
+        """Count completions of that shape, (B, L), of a trainer that asks for no rewards."""
+        if self._phase is not None:
+            self(prompts, [range(shape[1])] * shape[0])
 
     def __call__(
         self, prompts: Sequence[Any], completion_ids: Sequence[Sequence[int]], **others: Any
@@ -73,16 +84,6 @@ class GenerationEnd:
                     num_rows=num_prompts if first == 0 else 0,
                 )
         return [0.0] * len(completion_ids)
-
-
-_SMALL = {
-    "per_device_train_batch_size": 2,
-    "num_generations": 2,
-    "max_completion_length": 2,
-    "generation_kwargs": {"min_new_tokens": 2},
-    "beta": 0.0,
-}
-"""TRL keys of what is tried on the smallest of models, which has no reference."""
 
 
 class OnlineCallback(RecorderCallback):
@@ -116,7 +117,19 @@ class OnlineSession(Session):
     def listen(self, recorder: Recorder) -> None:
         """Let the trainer's events be heard; batches are counted when they are generated."""
         self._end.listen(recorder)
-        self._trainer.add_callback(
+        trainer = self._trainer
+        generate = trainer._generate_and_score_completions
+
+        def told(batch: Any) -> Any:
+            if trainer.model.training:
+                self._end.begin_again()  # where a step has several
+            found = generate(batch)
+            if trainer.model.training:
+                self._end.end([row["prompt"] for row in batch], found["completion_ids"].shape)
+            return found
+
+        trainer._generate_and_score_completions = told
+        trainer.add_callback(
             OnlineCallback(
                 self._end, recorder, num_steps=self._num_steps, phases=self._spec.phases
             )
@@ -126,8 +139,18 @@ class OnlineSession(Session):
 class OnlineAdapter(HfAdapter):
     """Base of adapters whose trainer generates."""
 
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        "per_device_train_batch_size": 2,
+        "num_generations": 2,
+        "max_completion_length": 2,
+        "generation_kwargs": {"min_new_tokens": 2},
+        "beta": 0.0,
+    }
+    """TRL keys of what is tried on the smallest of models, which has no reference."""
+
     _reference: Callable[[], Any] | None = None
     _engine: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    _end: GenerationEnd
 
     @abstractmethod
     def config_class(self) -> Any:
@@ -144,7 +167,7 @@ class OnlineAdapter(HfAdapter):
             self.config_class(), request, script_class=self.script_class()
         )
         folder = Path(request["folder"])
-        rewards.load(request["config"], self.name)
+        self.check(request)
         rows = preparing.open_rows(opened, request)
         columns.require(self.name, rows.column_names)
         ids = _tokenise(rows["prompt"], opened.tokenizer, opened.training_args)
@@ -163,18 +186,31 @@ class OnlineAdapter(HfAdapter):
             columns={"prompt": lengths},
         )
         refused = raw.checkpointing(
-            lambda **keys: self.config_class()(**{**keys, **_SMALL}),
+            lambda **keys: self.config_class()(**{**keys, **self.small_keys}),
             lambda args, few: self.make_trainer(
                 model=detect.small_model(len(opened.tokenizer)),
                 args=args,
                 train_dataset=few,
                 processing_class=opened.tokenizer,
-                reward_funcs=[GenerationEnd(args.per_device_train_batch_size)],
+                **self.small_arguments(args, opened.tokenizer),
             ),
             rows,
         )
         kept = raw.measured(rows, [[length] for length in lengths], lengths)
         return preparing.answer(opened, kept, profile, folder, refusals={"checkpointing": refused})
+
+    def check(self, request: Mapping[str, Any]) -> None:
+        """Check what the trainer needs beside model and data: rewards.
+
+        Raises:
+            UsageError: If it is not there.
+        """
+        trust = bool(request.get("trust_remote_code"))
+        rewards.check(request["config"], self.name, trust_remote_code=trust)
+
+    def small_arguments(self, args: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """Return further arguments of a trainer that is tried on the smallest of models."""
+        return {"reward_funcs": [GenerationEnd(args.per_device_train_batch_size)]}
 
     def accumulation(self, spec: ProbeSpec) -> int:
         """Return all micro-batches of a step: completions of all of them are generated at once."""
@@ -200,11 +236,11 @@ class OnlineAdapter(HfAdapter):
         """Return enough prompts for the probe."""
         rows = prepared_rows(spec)
         lengths = [row[0] for row in rows[raw.LENGTHS]]
-        num_prompts = _prompts_per_step(training_args)
+        num_prompts = _prompts_per_generation(training_args)
         steps = num_steps(_typical_steps(spec), spec.first_worst_steps)
         chosen = subset(
             lengths,
-            num_needed=num_prompts * steps,
+            num_needed=num_prompts * _generations_per_step(training_args) * steps,
             num_longest=2 * num_prompts,
             seed=spec.seed,
             at_least=raw.ROWS_KEPT,
@@ -222,13 +258,13 @@ class OnlineAdapter(HfAdapter):
     ) -> dict[str, Any]:
         """Return the reward functions, the probe's own among them."""
         self._reference = load if spec.weights == "random" else None
-        given = rewards.load(spec.config, self.name)
+        given = rewards.scorers(spec, self.name)
         if training_args.reward_weights is not None:
             training_args.reward_weights = [*training_args.reward_weights, 0.0]
-        end = GenerationEnd(training_args.per_device_train_batch_size)
+        self._end = GenerationEnd(training_args.per_device_train_batch_size)
         engines.stand_in(spec, training_args)
         self._engine = engines.without_weights(spec, training_args)
-        return {"reward_funcs": [*given, end]}
+        return {"reward_funcs": [*given, self._end]}
 
     @contextlib.contextmanager
     def reference_in(self, module: Any) -> Iterator[None]:
@@ -271,8 +307,8 @@ class OnlineAdapter(HfAdapter):
         lengths = self.row_lengths(trainer.train_dataset, args)
         schedule = plan(
             lengths,
-            batch_size=_prompts_per_step(args),
-            accumulation=1,
+            batch_size=_prompts_per_generation(args),
+            accumulation=_generations_per_step(args),
             num_typical_steps=_typical_steps(spec),
             num_first_worst=spec.first_worst_steps,
             seed=spec.seed,
@@ -283,10 +319,9 @@ class OnlineAdapter(HfAdapter):
             **self.facts(trainer, sample),
             "worst_batch": (args.per_device_train_batch_size, schedule.worst_batch[1]),
         }
-        (end,) = (item for item in trainer.reward_funcs if isinstance(item, GenerationEnd))
         trainer.train_dataset = trainer.train_dataset.select(schedule.rows)
         return OnlineSession(
-            end,
+            self._end,
             trainer=trainer,
             spec=spec,
             num_steps=schedule.num_steps,
@@ -305,12 +340,33 @@ def _typical_steps(spec: ProbeSpec) -> int:
     return max(1, spec.warmup_steps + spec.measured_steps)
 
 
-def _prompts_per_step(args: Any) -> int:
+def _generations_per_step(args: Any) -> int:
+    """Return how often the model generates in an optimizer step.
+
+    Raises:
+        ValueError: If what it generates serves several steps.
+    """
+    if not hasattr(args, "steps_per_generation"):
+        return 1
+    found, rest = divmod(args.gradient_accumulation_steps, args.steps_per_generation)
+    if rest or args.num_iterations != 1:
+        raise ValueError(
+            "a probe measures optimizer steps that generate what they train on: with"
+            f" num_iterations={args.num_iterations}, steps_per_generation="
+            f"{args.steps_per_generation} and {args.gradient_accumulation_steps} micro-batches per"
+            " step, a generation serves several steps"
+        )
+    return int(found)
+
+
+def _prompts_per_generation(args: Any) -> int:
     """Return the prompts of a generation.
 
     Raises:
         ValueError: If generations do not divide the completions, as TRL would say later.
     """
+    if not hasattr(args, "num_generations"):
+        return int(args.per_device_train_batch_size * args.gradient_accumulation_steps)
     num_prompts, rest = divmod(args.generation_batch_size, args.num_generations)
     if rest or not num_prompts:
         raise ValueError(

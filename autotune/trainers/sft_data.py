@@ -14,6 +14,7 @@ from trl import SFTConfig, SFTTrainer
 
 from autotune.errors import UsageError
 from autotune.trainers import preparing
+from autotune.trainers.columns import TAKES, require
 from autotune.trainers.sft_checks import IGNORED, check_ids, check_rows, odd_roles
 
 _FORMATS = (
@@ -106,12 +107,10 @@ def _format(raw: Dataset, text_field: str) -> str:
             return "prompt-completion conversational" if is_chat else kind
     if text_field in columns:
         return "text"
-    wanted = f"{text_field!r}, 'messages', 'prompt' and 'completion', or 'input_ids'"
-    raise UsageError(
-        f"the data set has no column that SFT can train on; it has: {', '.join(sorted(columns))}.",
-        hint=f"SFT reads {wanted}. Rename one, or set dataset_text_field under `fixed:` in the "
-        "space.",
-    )
+    takes = [(text_field,) if needed == ("text",) else needed for needed in TAKES["sft"]]
+    otherwise = "Rename one, or set dataset_text_field under `fixed:` in the space."
+    require("sft", raw.column_names, takes, otherwise=otherwise)
+    raise AssertionError("formats and columns differ")
 
 
 def _check_chat_template(

@@ -53,7 +53,8 @@ class StepRecorder:
         self._counts: deque[dict[str, int]] = deque()
         self._micro_times_s: list[float] = []
         self._cpu_uses: list[tuple[float, float] | None] = []
-        self._generation_time_s = 0.0
+        self._generations: list[list[float]] = []
+        self._generation_times_s: list[float] = []
         self._edge_s = 0.0
         self._facts: dict[str, Any] = {}
 
@@ -69,12 +70,15 @@ class StepRecorder:
     def begin_step(self) -> None:
         """Start the clock of the next step."""
         self._device.synchronize()
-        self._micro_times_s, self._generation_time_s = [], 0.0
+        self._micro_times_s, self._generation_times_s = [], []
         self._edge_s = self._device.clock()
 
     def end_generation(self) -> None:
-        """Note the wall time since the step's begin as its generation's."""
-        self._generation_time_s = self._lap()
+        """Note the wall time since the last edge as a generation's.
+
+        There is one at the step's begin, or one at the begin of each of its micro-batches.
+        """
+        self._generation_times_s.append(self._lap())
 
     def end_micro_batch(self) -> None:
         """Note the wall time since the last edge as a micro-batch's."""
@@ -88,8 +92,9 @@ class StepRecorder:
         self._cpu_uses.append(host.cpu_use() if is_real else None)
         counts = [self._counts.popleft() for _ in self._micro_times_s]
         self._micro_counts.append(counts)
+        self._generations.append(self._generation_times_s)
         self._steps.append(
-            _step(self._micro_times_s, counts, optimizer_time_s, self._generation_time_s)
+            _step(self._micro_times_s, counts, optimizer_time_s, self._generation_times_s)
         )
 
     def count(
@@ -159,7 +164,10 @@ class StepRecorder:
         counts = [*self._micro_counts[0][1:], *self._micro_counts[-1][:-1]]
         if not times:
             return ()
-        return (_step(times, counts, last.optimizer_time_s, last.generation_time_s),)
+        begun, ended = self._generations[0], self._generations[-1]
+        if last.num_generations > 1:  # one per micro-batch, as their times are
+            ended = [*begun[1:], *ended[:-1]]
+        return (_step(times, counts, last.optimizer_time_s, ended),)
 
     def _taken_by_others(self, last: int) -> float | None:
         """Return others' share of the processor time between the measured steps' edges."""
@@ -188,13 +196,14 @@ def _step(
     micro_times_s: Sequence[float],
     counts: Sequence[Mapping[str, int]],
     optimizer_time_s: float,
-    generation_time_s: float,
+    generation_times_s: Sequence[float],
 ) -> StepRecord:
     """Return the record of a step with these micro-batches."""
     return StepRecord(
         micro_times_s=tuple(micro_times_s),
         optimizer_time_s=optimizer_time_s,
-        generation_time_s=generation_time_s,
+        generation_time_s=sum(generation_times_s),
+        num_generations=max(1, len(generation_times_s)),
         **{name: sum(count[name] for count in counts) for name in _COUNTED},
     )
 

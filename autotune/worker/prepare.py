@@ -10,6 +10,7 @@ from autotune.devices import base as devices
 from autotune.probe.result import fit_bytes
 from autotune.space.context import DeviceInfo
 from autotune.trainers import base as trainers
+from autotune.trainers import scripts
 from autotune.virtual import cards
 from autotune.worker.environment import environment, installed
 
@@ -58,5 +59,10 @@ def _occupied(device: devices.DeviceBackend, info: DeviceInfo) -> int | None:
 
 
 def prepare(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Tokenise the data for ``request["trainer"]``; see the adapter's ``prepare``."""
-    return trainers.load(str(request["trainer"])).prepare(request)
+    """Tokenise the data for ``request["trainer"]``; see the adapter's ``prepare``.
+
+    The answer also says how a script builds the trainer, if ``trl`` has no command for it.
+    """
+    name = str(request["trainer"])
+    adapter = trainers.load(name)
+    return {**adapter.prepare(request), "script": scripts.described(name, adapter)}

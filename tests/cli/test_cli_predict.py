@@ -272,7 +272,8 @@ def test_the_timeline_is_drawn(
         (CONFIG + "fsdp: full_shard\n", "several cards (fsdp)", "one card"),
         (CONFIG + "num_processes: 8\n", "several cards (num_processes)", "one card"),
         (CONFIG + "accelerate_config: zero3\n", "several cards (accelerate_config)", "one card"),
-        ("# trl distillation --config x.yaml\n" + CONFIG, "`trl distillation`", "trl sft"),
+        (CONFIG + "num_generations: 4\n", "does not say which trainer", "--trainer grpo"),
+        ("# trl bco --config x.yaml\n" + CONFIG, "trainer 'bco'", "sft"),
     ],
 )
 def test_a_file_that_cannot_be_predicted(

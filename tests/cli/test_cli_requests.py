@@ -122,7 +122,7 @@ def test_an_unknown_trainer_is_no_unknown_space(
     done = cli("search", "some/model", "some/rows", "--trainer", "foo:bar")
     assert done.code == 2
     assert "unknown trainer 'foo:bar'" in done.err
-    assert "Known: dpo, grpo, kto, reward, rloo, sft" in done.err
+    assert "Known: distillation, dpo, grpo, kto, online_dpo, reward, rloo, sft" in done.err
 
 
 @pytest.mark.parametrize(("model", "dataset"), [("", ""), ("", "some/rows"), ("some/model", " ")])

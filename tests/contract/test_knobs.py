@@ -169,7 +169,8 @@ def test_trl_knows_every_key(knob: Knob, trainer: str) -> None:
 
     classes = (load(trainer).config_class(), ModelConfig, ScriptArguments)
     known = {f.name for kind in classes for f in fields(kind)}
-    assert knob.is_for(trainer) == known.issuperset(knob.needed_keys)
+    meant = not knob.trainers or trainer in knob.trainers
+    assert knob.is_for(trainer) == (meant and known.issuperset(knob.needed_keys))
     if not knob.is_for(trainer):
         return
     known.add("env")  # read by the command line itself
@@ -222,6 +223,25 @@ def test_baselines_are_trl_s_defaults(name: str, field: str) -> None:
     config = SFTConfig if field in SFTConfig.__dataclass_fields__ else ModelConfig
     default = config.__dataclass_fields__[field].default
     assert keys[field] == getattr(default, "value", default)
+
+
+@pytest.mark.trl
+@pytest.mark.parametrize("trainer", BUILTIN)
+def test_baselines_are_the_defaults_of_every_trainer(trainer: str) -> None:
+    """Numbers and texts that one key takes as they are; the others have tests of their own."""
+    from dataclasses import fields
+
+    pytest.importorskip("trl")
+    from autotune.trainers.base import load
+
+    defaults = {field.name: field.default for field in fields(load(trainer).config_class())}
+    compared = 0
+    for name, knob in registry:
+        if name in defaults and knob.write is None and knob.is_for(trainer):
+            default = getattr(defaults[name], "value", defaults[name])
+            assert knob.of(trainer).baseline == default, name
+            compared += 1
+    assert compared >= 1
 
 
 def test_cpu_without_packages_still_has_a_baseline() -> None:

@@ -12,12 +12,15 @@ from typing import Any, ClassVar
 import pytest
 
 from autotune.executors.inprocess import InProcessExecutor
+from autotune.probe import trl_file
 from autotune.probe.result import Outcome
+from autotune.report.model import Report
 from autotune.space.knob import registry
 from autotune.space.space import SearchSpace
 from autotune.space.trainers import BUILTIN, has_keys
 from autotune.space.trl_keys import known_keys
 from autotune.tuner import Budget, Tuner
+from autotune.verify import verify_files
 
 pytest.importorskip("trl")
 
@@ -174,5 +177,12 @@ def test_a_trainer_of_ones_own_is_searched(
     assert resource.getrlimit(resource.RLIMIT_DATA) == limits
     assert [trial.outcome for trial in report.trials] == [Outcome.OK] * 2
     assert all(trial.tokens_per_s.median > 0 for trial in report.trials)
-    exported = report.pick("balanced").export(tmp_path / "best.yaml")
-    assert "per_device_train_batch_size" in exported.read_text()
+    best = report.pick("balanced")
+    assert "per_device_train_batch_size" in best.export(tmp_path / "best.yaml").read_text()
+    assert Report.load(tmp_path / "run" / "report.json").pick("balanced").suffix == ".py"
+    script = best.export(tmp_path / "best.py")
+    assert trl_file.read(script).config == best.config
+    assert trl_file.read(script).trainer == space.trainer
+    if device == "cpu":
+        (check,) = verify_files([script], num_steps=3, timeout_s=300)
+        assert check.passed, check.detail

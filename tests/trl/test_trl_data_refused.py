@@ -168,7 +168,7 @@ BROKEN: dict[str, tuple[Broken, type[Exception], str]] = {
     ),
     "no_special_tokens": (no_special_tokens, UsageError, "eos token"),
     "no_chat_template": (without("chat_template.jinja"), UsageError, "chat template"),
-    "no_column": (of_rows([{"question": "a", "answer": "b"}]), UsageError, "answer, question"),
+    "no_column": (of_rows([{"question": "a", "answer": "b"}]), UsageError, "'answer', 'question'"),
     "empty_file": (of_file("rows.jsonl"), UsageError, "rows.jsonl"),
     "empty_csv": (of_file("rows.csv"), UsageError, "rows.csv"),
     "empty_list": (of_file("rows.json", b"[]"), UsageError, "rows.json"),

@@ -1,4 +1,4 @@
-"""GRPO and RLOO: what is generated, counted and taken."""
+"""GRPO, RLOO and distillation: what is generated, counted and taken."""
 
 from __future__ import annotations
 
@@ -119,6 +119,26 @@ def test_a_generation_begins_each_step(
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
+def test_a_step_may_hold_several_generations(
+    trainer: str, tmp_path: Path, tiny: str, prepared: dict[str, dict[str, Any]]
+) -> None:
+    keys = {"gradient_accumulation_steps": 4, "steps_per_generation": 2}
+    spec = spec_for(trainer, tmp_path, tiny, prepared[trainer], keys)
+    steps, _ = kit.run_virtual(spec)
+    assert len(steps.after_bytes) == 2
+    assert steps.num_generations == 4
+
+
+@pytest.mark.parametrize("keys", [{"steps_per_generation": 4}, {"num_iterations": 2}])
+def test_a_generation_for_several_steps_is_refused(
+    keys: dict[str, int], tmp_path: Path, tiny: str, prepared: dict[str, dict[str, Any]]
+) -> None:
+    spec = spec_for("grpo", tmp_path, tiny, prepared["grpo"], keys)
+    with pytest.raises(ValueError, match="a generation serves several steps"):
+        kit.run_virtual(spec)
+
+
+@pytest.mark.parametrize("trainer", TRAINERS)
 def test_a_reference_model_is_a_second_copy_of_the_weights(
     trainer: str, tmp_path: Path, tiny: str, prepared: dict[str, dict[str, Any]]
 ) -> None:
@@ -139,6 +159,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "reference": {"beta": 0.04},
     "no_reference": {"beta": 0.0},
     "more": {"num_generations": 4, "gradient_accumulation_steps": 2},
+    "no_cache": {"generation_kwargs": {"use_cache": False}},
+    "two_generations": {"gradient_accumulation_steps": 2, "steps_per_generation": 1},
 }
 
 
@@ -155,6 +177,65 @@ def test_the_pretend_device_counts_what_real_tensors_take(
     real, _ = kit.run_real(spec_for(trainer, tmp_path / "real", tiny, answer, config))
     virtual, _ = kit.run_virtual(spec_for(trainer, tmp_path / "virtual", tiny, answer, config))
     kit.compare(real, virtual, tolerance=TOLERANCE, slack_bytes=SLACK_BYTES)
+
+
+@pytest.mark.parametrize("more", [{}, {"beta": 0.04}, {"use_peft": True}])
+def test_a_head_in_float32_is_counted(
+    more: dict[str, Any], tmp_path: Path, tiny: str, prepared: dict[str, dict[str, Any]]
+) -> None:
+    config = {"dtype": "bfloat16", "cast_lm_head_to_fp32": True, **more}
+    answer = prepared["grpo"]
+    real, _ = kit.run_real(spec_for("grpo", tmp_path / "real", tiny, answer, config))
+    virtual, _ = kit.run_virtual(spec_for("grpo", tmp_path / "virtual", tiny, answer, config))
+    kit.compare(real, virtual, tolerance=TOLERANCE, slack_bytes=SLACK_BYTES)
+    plain = spec_for("grpo", tmp_path / "plain", tiny, answer, {"dtype": "bfloat16", **more})
+    assert kit.run_virtual(plain)[0].loaded_bytes < virtual.loaded_bytes
+
+
+@pytest.fixture(scope="module")
+def distilled(folder: Path, tiny: str) -> dict[str, Any]:
+    """Return the answer to preparing prompts for distillation."""
+    request = request_for("distillation", tiny, folder / "distillation", rows())
+    del request["config"]["num_generations"]
+    request["config"]["teacher_model_name_or_path"] = tiny
+    return load("distillation").prepare(request)
+
+
+TAUGHT: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no_checkpointing": {"gradient_checkpointing": False},
+    "lora": {"use_peft": True},
+    "nf4": {"use_peft": True, "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"},
+    "two_micro_batches": {"gradient_accumulation_steps": 2, "optim": "adafactor"},
+    "two_bytes": {"dtype": "bfloat16"},
+    "forward_kl": {"beta": 0.0},
+}
+
+
+@pytest.mark.parametrize("kind", TAUGHT)
+def test_a_student_takes_what_real_tensors_take(
+    kind: str, tmp_path: Path, tiny: str, distilled: dict[str, Any]
+) -> None:
+    config = {"max_completion_length": 12, "teacher_model_name_or_path": tiny, **TAUGHT[kind]}
+    data = distilled["data_folder"]
+
+    def spec(name: str) -> Any:
+        return kit.make_spec(tmp_path / name, tiny, data, config, trainer="distillation")
+
+    real, _ = kit.run_real(spec("real"))
+    virtual, _ = kit.run_virtual(spec("virtual"))
+    kit.compare(real, virtual, tolerance=TOLERANCE, slack_bytes=SLACK_BYTES)
+    assert virtual.num_generations == real.num_generations == 2
+
+
+def test_a_student_needs_a_teacher(tiny: str, tmp_path: Path) -> None:
+    request = request_for("distillation", tiny, tmp_path, rows())
+    del request["config"]["num_generations"]
+    with pytest.raises(UsageError, match="needs a teacher"):
+        load("distillation").prepare(request)
+    request["config"]["teacher_model_name_or_path"] = "./nosuch"
+    with pytest.raises(UsageError, match=r"the teacher: .*nosuch"):
+        load("distillation").prepare(request)
 
 
 def test_eight_bit_weights_generate_on_the_pretend_device(

@@ -19,6 +19,7 @@ from datasets import load_from_disk
 
 from autotune.errors import UsageError
 from autotune.space.context import DataProfile
+from autotune.space.knobs.batching import with_loss
 from autotune.space.space import SearchSpace
 from autotune.trainers import raw
 from autotune.trainers.base import load
@@ -143,7 +144,7 @@ def test_which_ways_of_checkpointing_work_is_found_out(
 
 
 def test_kto_needs_two_rows_in_a_micro_batch(prepared: dict[str, dict[str, Any]]) -> None:
-    assert "1" in prepared["kto"]["refusals"]["per_device_train_batch_size"]
+    assert "1" in prepared["kto"]["refusals"][with_loss("kto")]
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)

@@ -171,6 +171,7 @@ def test_a_failed_export_leaves_the_old_file(tmp_path, monkeypatch):
 @dataclass
 class FakeTrial:
     number: int
+    suffix: str = ".yaml"
 
     def export(self, path):
         return export({"number": self.number}, {}, path)
@@ -194,6 +195,12 @@ def test_write_configs_writes_members_and_the_best(tmp_path):
     assert names(tmp_path) == ["best.yaml", "trial-0007.yaml", "trial-0012.yaml"]
     assert sorted(item.name for item in written) == names(tmp_path)
     assert yaml.safe_load((tmp_path / "best.yaml").read_text()) == {"number": 12}
+
+
+def test_write_configs_of_a_trainer_without_a_command_writes_scripts(tmp_path):
+    write_configs(FakeReport((FakeTrial(7),)), tmp_path)
+    write_configs(FakeReport((FakeTrial(7, ".py"),)), tmp_path)
+    assert names(tmp_path) == ["best.py", "trial-0007.py"]
 
 
 def test_write_configs_removes_only_its_own_stale_files(tmp_path):

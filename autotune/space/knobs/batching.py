@@ -14,6 +14,8 @@ from autotune.space.packing import too_few_rows
 
 TRL_MAX_LENGTH = 1024
 TRL_BATCH_SIZE = 8
+KTO_LOSS = "kto"
+"""TRL's default of ``loss_type`` in KTO, where micro-batches depend on it."""
 
 # Told apart by position_ids alone, documents of these models attend to each other: their masks
 # come from the attention mask (ALiBi or learned positions), which a flattened batch lacks.
@@ -97,7 +99,9 @@ def _default_lengths(context: Context, quantiles: Quantiles | None) -> tuple[Val
     # Above the longest row one length is as good as another, except as the size of a bin.
     enough = {length for length in lengths if length >= longest}
     lengths = {length for length in lengths if length < longest}
-    return tuple(sorted({*lengths, *sorted(enough)[:1], TRL_MAX_LENGTH}))
+    default = MAX_LENGTH.of(context.trainer).baseline
+    assert isinstance(default, int)
+    return tuple(sorted({*lengths, *sorted(enough)[:1], default}))
 
 
 def _length_inactive(candidate: Candidate, context: Context) -> str | None:
@@ -196,6 +200,11 @@ def accumulation_steps(micro_batch: int, context: Context) -> int:
     return context.global_batch // (micro_batch * context.num_processes)
 
 
+def with_loss(loss: str) -> str:
+    """Return the name under which preparing tells of micro-batches that a loss cannot have."""
+    return f"per_device_train_batch_size with loss_type={loss}"
+
+
 def _refuse_micro_batch(value: Value, candidate: Candidate, context: Context) -> str | None:
     assert isinstance(value, int)
     if context.global_batch % (value * context.num_processes):
@@ -204,6 +213,9 @@ def _refuse_micro_batch(value: Value, candidate: Candidate, context: Context) ->
             f"micro-batches of {value}{processes} do not add up to the global batch of"
             f" {context.global_batch}"
         )
+    found = context.refusals.get(with_loss(str(candidate.get("loss_type", KTO_LOSS))), {})
+    if str(value) in found:
+        return found[str(value)]
     length = int(candidate.get("max_length", TRL_MAX_LENGTH) or 0)
     return too_few_rows(context.data, value, layout=layout_of(candidate), max_length=length)
 
@@ -261,10 +273,12 @@ MAX_LENGTH = add(
     Knob(
         name="max_length",
         baseline=TRL_MAX_LENGTH,
+        defaults={"online_dpo": 512},
         changes="tokens",
         help=(
             "Longest row in tokens; longer ones are cut at their end. With packing, the size of a"
             " bin. auto takes quantiles of the data's own lengths and TRL's default, 1024."
+            " Online DPO cuts prompts at their start, in what is trained on alone."
         ),
         accepts=IntRange(1, 1 << 24),
         # Coverage is tabulated for keep_start, TRL's default.
@@ -320,7 +334,7 @@ MICRO_BATCH = add(
             "auto_find_batch_size",
         ),
         # Packing and cutting decide how many rows there are to form a micro-batch from.
-        depends_on=("batching", "max_length"),
+        depends_on=("batching", "max_length", "loss_type"),
         always=True,
         write=_write_micro_batch,
         refuse=_refuse_micro_batch,

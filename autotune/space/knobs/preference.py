@@ -7,6 +7,7 @@ from typing import Any
 from autotune.space.context import Context
 from autotune.space.domains import Choice, Value
 from autotune.space.knob import Candidate, Knob, add
+from autotune.space.knobs.batching import KTO_LOSS
 
 
 def _write_precompute(value: Value, candidate: Candidate, context: Context) -> dict[str, Any]:
@@ -27,5 +28,23 @@ PRECOMPUTE = add(
         keys=("precompute_ref_log_probs", "precompute_ref_batch_size"),
         needed_keys=("precompute_ref_log_probs",),
         write=_write_precompute,
+    )
+)
+
+
+LOSS_OF_KTO = add(
+    Knob(
+        name="loss_type",
+        baseline=KTO_LOSS,
+        changes={KTO_LOSS: "nothing"},
+        help=(
+            "KTO's loss. kto estimates a KL term, for which the model and its reference see each"
+            " prompt once more, with another row's completion; apo_zero_unpaired has none, and a"
+            " micro-batch may be one row."
+        ),
+        domain=Choice((KTO_LOSS, "apo_zero_unpaired")),
+        needed_keys=("loss_type",),
+        # Others' losses have the key as well, and take the same memory whatever they are.
+        trainers=("kto",),
     )
 )

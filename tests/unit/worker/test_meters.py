@@ -277,3 +277,26 @@ def test_other_processes_share_of_the_processor_is_taken_over_the_measured_steps
         recorder.end_micro_batch()
         recorder.end_step()
     assert recorder.measurement().cpu_taken_by_others_ratio == pytest.approx(4.0 / 20.0)
+
+
+@pytest.mark.parametrize("by_micro_batch", [True, False])
+def test_generations_count_once_per_step_or_per_micro_batch(
+    by_micro_batch: bool, recorder: StepRecorder, clock: list[float]
+) -> None:
+    recorder.enter_phase("first_step")
+    for generation_s in (9.0, 3.0):
+        recorder.begin_step()
+        for micro_batch in range(2):
+            if by_micro_batch or micro_batch == 0:
+                clock[0] += generation_s
+                recorder.end_generation()
+            clock[0] += 1.0
+            count(recorder, 10)
+            recorder.end_micro_batch()
+        clock[0] += 0.5
+        recorder.end_step()
+    (step,) = recorder.measurement().steps
+    # Of four micro-batches, as asked for.
+    expected = 3.0 * 4 if by_micro_batch else 3.0
+    assert step.generation_s(4) == expected
+    assert step.time_s(4) == expected + 4 * 1.0 + 0.5
