@@ -16,7 +16,7 @@ import copy
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
@@ -113,8 +113,35 @@ class OnlineSession(Session):
         super().__init__(**options)
         self._end = end
 
+    def _run_less(self, repeats: MicroBatches) -> None:
+        """Let a prediction not run what it knows: steps of generations, and micro-batches.
+
+        A trainer's own step begins with the generation if one is due, and counts the micro-batches
+        since then (``_prepare_inputs`` and ``_step`` in trl 1.16's grpo_trainer.py and
+        rloo_trainer.py); both must happen for those that are not run, too.
+        """
+        trainer = self._trainer
+        repeats.generate_less(trainer.model)
+        _draw_freely(trainer.generation_config, trainer.model)
+        prepare, run = trainer._prepare_inputs, repeats.around(trainer.training_step)
+
+        def training_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            model.train()
+            batch = prepare(inputs)
+            repeats.expect(batch)
+            count = trainer._step
+            trainer._prepare_inputs = lambda _: batch
+            try:
+                return run(model, inputs, *args, **kwargs)
+            finally:
+                trainer._prepare_inputs, trainer._step = prepare, count + 1
+
+        trainer.training_step = training_step
+
     def listen(self, recorder: Recorder) -> None:
         """Let the trainer's events be heard; batches are counted when they are generated."""
+        if self._repeats is not None:
+            self._run_less(self._repeats)
         self._end.listen(recorder)
         self._trainer.add_callback(
             OnlineCallback(
@@ -126,6 +153,7 @@ class OnlineSession(Session):
 class OnlineAdapter(HfAdapter):
     """Base of adapters whose trainer generates."""
 
+    batches_decide: ClassVar[bool] = True
     _reference: Callable[[], Any] | None = None
 
     @abstractmethod
@@ -288,8 +316,20 @@ class OnlineAdapter(HfAdapter):
             num_steps=schedule.num_steps,
             facts=facts,
             count=self.count,
-            repeats=None,
+            repeats=repeats,
         )
+
+
+def _draw_freely(config: Any, model: Any) -> None:
+    """Leave out what keeps completions from ending early, where none would.
+
+    It makes tables of the whole vocabulary at each token, which the user's run does not. A virtual
+    card always draws the token in the middle of the vocabulary.
+    """
+    ends = config.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    if model.config.get_text_config().vocab_size // 2 not in ends:
+        config.min_new_tokens = None
 
 
 def _typical_steps(spec: ProbeSpec) -> int:
