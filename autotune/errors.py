@@ -28,6 +28,7 @@ _ARGUMENTS = {
     "probe-timeout": "probe_timeout_s",
     "resume": "resume=True",
     "revision": "revision",
+    "reward": "SearchSpace.with_reward(...)",
     "run-dir": "run_dir",
     "sampler": "sampler",
     "seed": "seed",
