@@ -122,7 +122,7 @@ class OnlineSession(Session):
         """
         trainer = self._trainer
         repeats.generate_less(trainer.model)
-        _draw_freely(trainer.generation_config, trainer.model)
+        _draw_freely(getattr(trainer, "generation_config", None), trainer.model)
         prepare, run = trainer._prepare_inputs, repeats.around(trainer.training_step)
 
         def training_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -320,12 +320,14 @@ class OnlineAdapter(HfAdapter):
         )
 
 
-def _draw_freely(config: Any, model: Any) -> None:
+def _draw_freely(config: Any | None, model: Any) -> None:
     """Leave out what keeps completions from ending early, where none would.
 
     It makes tables of the whole vocabulary at each token, which the user's run does not. A virtual
     card always draws the token in the middle of the vocabulary.
     """
+    if config is None:  # an engine of its own generates
+        return
     ends = config.eos_token_id
     ends = ends if isinstance(ends, list) else [ends]
     if model.config.get_text_config().vocab_size // 2 not in ends:
