@@ -150,7 +150,10 @@ class Estimator:
             return
         copies = min(host.usable_cpus(), len(self._devices))
         executor = SubprocessExecutor(
-            devices=("virtual",) * copies, timeout_s=self._timeout_s, log_folder=folder
+            devices=("virtual",) * copies,
+            timeout_s=self._timeout_s,
+            log_folder=folder,
+            trainer=self._file.trainer,
         )
         try:
             yield executor

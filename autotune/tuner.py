@@ -320,6 +320,7 @@ class Tuner:
             devices=(device,) * copies,
             timeout_s=self.request.probe_timeout_s,
             log_folder=folder.work,
+            trainer=self.request.trainer,
         )
         try:
             yield executor

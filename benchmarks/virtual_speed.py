@@ -3,9 +3,10 @@
     python benchmarks/virtual_speed.py [--candidates 60]
 
 Probes run through the executor as in a search, on one processor: the first with everything that
-comes before it (imports, device, tokenising), further ones alone. Then candidates drawn from the
-SFT space run on all processors. Shapes: Qwen3-8B and Llama-3-70B, micro-batch 4 of 2,048 tokens.
-Run it alone. The last line is one JSON object.
+comes before it (imports, device, tokenising), further ones alone. DPO and GRPO follow with the 8B
+model, the latter with 8 completions of 256 tokens. Then candidates drawn from the SFT space run on
+all processors. Shapes: Qwen3-8B and Llama-3-70B, micro-batch 4 of 2,048 tokens for SFT. Run it
+alone. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,40 @@ VARIANTS: tuple[dict[str, Any], ...] = (
     {"per_device_train_batch_size": BATCH, "optim": "adamw_8bit"},
     {"per_device_train_batch_size": BATCH, "checkpointing": "none"},
 )
+
+
+@dataclass(frozen=True)
+class Other:
+    """What is predicted of another trainer: its data, rows per step, and candidates."""
+
+    data: str
+    global_batch: int
+    variants: tuple[dict[str, Any], ...]
+
+
+OTHERS = {
+    "dpo": Other(
+        "preference",
+        4,
+        (
+            {"per_device_train_batch_size": 4},
+            {"per_device_train_batch_size": 4, "adaptation": "lora"},
+            {"per_device_train_batch_size": 2, "precompute_ref_log_probs": "on"},
+            {"per_device_train_batch_size": 4, "adaptation": "lora_4bit", "checkpointing": "none"},
+        ),
+    ),
+    "grpo": Other(
+        "prompts",
+        8,
+        (
+            {"per_device_train_batch_size": 8},
+            {"per_device_train_batch_size": 4, "adaptation": "lora"},
+            {"per_device_train_batch_size": 8, "adaptation": "lora_4bit"},
+            {"per_device_train_batch_size": 2, "dtype": "bfloat16", "checkpointing": "none"},
+        ),
+    ),
+}
+"""All on a card so large that none ends early."""
 
 
 class ResidentPeak(threading.Thread):
@@ -137,16 +173,22 @@ def make_rows(path: Path) -> Path:
 
 
 def plan_for(
-    model: Path, rows: Path, folder: Path, executor: SubprocessExecutor, card: str = CARD
+    model: Path,
+    rows: Path,
+    folder: Path,
+    executor: SubprocessExecutor,
+    card: str = CARD,
+    trainer: str = "sft",
 ) -> Plan:
-    """Return the plan of a search of the SFT space on the executor's virtual card."""
+    """Return the plan of a search of a trainer's space on the executor's virtual card."""
     request = Request(
         model=str(model),
         dataset=str(rows),
-        space=SearchSpace.load("sft"),
+        space=SearchSpace.load(trainer),
+        trainer=trainer,
         device=card,
-        global_batch=BATCH,
-        pins={"max_length": str(LENGTH)},
+        global_batch=BATCH if trainer == "sft" else OTHERS[trainer].global_batch,
+        pins={"max_length": str(LENGTH)} if trainer == "sft" else {},
     )
     run = RunFolder(folder)
     run.work.mkdir(parents=True)
@@ -165,7 +207,7 @@ def submit(
         ProbeSpec(
             probe_id=folder.name,
             folder=str(folder),
-            trainer="sft",
+            trainer=plan.request.trainer,
             config=config,
             device=plan.context.device.name,
             data_folder=plan.data_folder,
@@ -190,6 +232,19 @@ def timed(
     return elapsed
 
 
+def other_trainer(trainer: str, model: Path, folder: Path, rows: str) -> list[float]:
+    """Return the wall times of predictions of another trainer after its first, in seconds."""
+    executor = SubprocessExecutor(devices=(LARGE_CARD,), trainer=trainer)
+    plan = plan_for(model, Path(rows), folder / f"run-{trainer}", executor, LARGE_CARD, trainer)
+    variants = OTHERS[trainer].variants
+    times = [
+        timed(plan, changes, folder / f"{trainer}-{number}", executor)
+        for number, changes in enumerate((variants[0], *variants))
+    ]
+    executor.shutdown()
+    return times[1:]
+
+
 @contextmanager
 def one_processor() -> Iterator[None]:
     """Let this process and those that it starts use one processor."""
@@ -212,6 +267,12 @@ def main() -> None:
     try:
         maker = SubprocessExecutor(devices=("cpu",))
         maker.run_task("demo", {"folder": str(folder)}, timeout_s=300)
+        made = {
+            trainer: maker.run_task(
+                "demo", {"folder": str(folder / trainer), "data": other.data}, timeout_s=300
+            )["dataset"]
+            for trainer, other in OTHERS.items()
+        }
         maker.shutdown()
         eight = make_model(folder / "qwen3-8b", folder / "tiny-llama", QWEN3_8B)
         seventy = make_model(folder / "llama3-70b", folder / "tiny-llama", LLAMA3_70B)
@@ -235,6 +296,9 @@ def main() -> None:
                 for number, changes in enumerate(VARIANTS[:4])
             ]
             executor.shutdown()
+            others = {
+                trainer: other_trainer(trainer, eight, folder, made[trainer]) for trainer in OTHERS
+            }
         slots = len(os.sched_getaffinity(0))
         executor = SubprocessExecutor(devices=(CARD,) * slots)
         source = random.Random(0)
@@ -264,6 +328,7 @@ def main() -> None:
         "first_s": round(first_s, 2),
         "further_s": round(max(further), 2),
         "llama_70b_s": round(max(largest), 2),
+        **{f"{trainer}_s": round(max(times), 2) for trainer, times in others.items()},
         "peak_rss_mb": round(watch.peak_bytes / 1e6),
         "candidates_per_minute": round(per_minute, 1),
     }

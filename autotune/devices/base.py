@@ -40,6 +40,10 @@ class MicroBatches(Protocol):
         """Return a ``training_step`` of a Trainer that runs ``step`` only if it must."""
         ...
 
+    def generate_less(self, model: Any) -> None:
+        """Let ``model`` generate without running every step, where that tells the same."""
+        ...
+
 
 class DeviceBackend(Protocol):
     """Memory and clock edges of one device, from inside the probe process.

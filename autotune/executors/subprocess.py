@@ -33,13 +33,13 @@ PRELOAD = (
     "datasets",
     "bitsandbytes",
     "peft",
-    "trl:SFTTrainer",
+    "trl",
     "autotune.worker.adapters",
 )
 """What a server imports before it forks, in order; a missing optional one is no error."""
 
-_PRELOAD_VIRTUAL = (*PRELOAD, "autotune.virtual.device:install()")
-"""The same where all probes are virtual ones; the device can't be taken back from a process."""
+_VIRTUAL = ("autotune.virtual.device:install()",)
+"""Where all probes are virtual ones, this too; the device can't be taken back from a process."""
 
 
 class SubprocessExecutor:
@@ -58,6 +58,7 @@ class SubprocessExecutor:
         log_folder: Takes the servers' logs; by default they vanish with the executor.
         preload: Modules that the server imports; by default the whole training stack.
         start_timeout_s: How long that may take.
+        trainer: Name of the trainer that most probes will run, so that it is imported once.
 
     Raises:
         UsageError: If a device or an option is wrong.
@@ -73,6 +74,7 @@ class SubprocessExecutor:
         log_folder: str | Path | None = None,
         preload: Sequence[str] | None = None,
         start_timeout_s: float = 600.0,
+        trainer: str = "sft",
     ) -> None:
         if launch not in ("auto", "fork", "spawn"):
             raise UsageError(f"launch is {launch!r}.", hint="Choose auto, fork or spawn.")
@@ -89,7 +91,7 @@ class SubprocessExecutor:
         self._slots = tuple(_slot(device) for device in devices)
         if preload is None:
             virtual = all(str(device).partition(":")[0] == "virtual" for device in devices)
-            preload = _PRELOAD_VIRTUAL if virtual else PRELOAD
+            preload = (*PRELOAD, f"autotune.worker.adapters:{trainer}", *(_VIRTUAL * virtual))
         self._dispatcher = Dispatcher(
             slots=self._slots,
             launch=launch,

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from datasets import Dataset
 from trl import DPOConfig, DPOTrainer
+from trl.trainer import dpo_trainer
 
 from autotune.errors import UsageError
 from autotune.probe.spec import ProbeSpec
@@ -34,7 +35,8 @@ class DpoAdapter(raw.RawRowsAdapter):
 
     def make_trainer(self, **kwargs: Any) -> Any:
         """Return the ``DPOTrainer``."""
-        return DPOTrainer(**kwargs)
+        with raw.unhashed(dpo_trainer, kwargs["model"]):
+            return DPOTrainer(**kwargs)
 
     def further_arguments(
         self, spec: ProbeSpec, training_args: Any, load: Callable[[], Any]

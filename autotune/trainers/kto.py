@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from datasets import Dataset
 from trl import KTOConfig, KTOTrainer
+from trl.trainer import kto_trainer
 
 from autotune.errors import UsageError
 from autotune.probe.spec import ProbeSpec
@@ -35,7 +36,8 @@ class KtoAdapter(raw.RawRowsAdapter):
 
     def make_trainer(self, **kwargs: Any) -> Any:
         """Return the ``KTOTrainer``."""
-        return KTOTrainer(**kwargs)
+        with raw.unhashed(kto_trainer, kwargs["model"]):
+            return KTOTrainer(**kwargs)
 
     def further_arguments(
         self, spec: ProbeSpec, training_args: Any, load: Callable[[], Any]

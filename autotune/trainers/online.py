@@ -114,8 +114,34 @@ class OnlineSession(Session):
         super().__init__(**options)
         self._end = end
 
+    def _run_less(self, repeats: MicroBatches) -> None:
+        """Let a prediction not run what it knows: steps of generations, and micro-batches.
+
+        A trainer's own step begins with the generation if one is due, and counts the micro-batches
+        since then (``_prepare_inputs`` and ``_step`` of all these trainers in trl 1.16); both must happen for those that are not run, too.
+        """
+        trainer = self._trainer
+        repeats.generate_less(trainer.model)
+        draw_freely(getattr(trainer, "generation_config", None), trainer.model)
+        prepare, run = trainer._prepare_inputs, repeats.around(trainer.training_step)
+
+        def training_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            model.train()
+            batch = prepare(inputs)
+            repeats.expect(batch)
+            count = trainer._step
+            trainer._prepare_inputs = lambda _: batch
+            try:
+                return run(model, inputs, *args, **kwargs)
+            finally:
+                trainer._prepare_inputs, trainer._step = prepare, count + 1
+
+        trainer.training_step = training_step
+
     def listen(self, recorder: Recorder) -> None:
         """Let the trainer's events be heard; batches are counted when they are generated."""
+        if self._repeats is not None:
+            self._run_less(self._repeats)
         self._end.listen(recorder)
         trainer = self._trainer
         generate = trainer._generate_and_score_completions
@@ -139,6 +165,7 @@ class OnlineSession(Session):
 class OnlineAdapter(HfAdapter):
     """Base of adapters whose trainer generates."""
 
+    batches_decide: ClassVar[bool] = True
     small_keys: ClassVar[Mapping[str, Any]] = {
         "per_device_train_batch_size": 2,
         "num_generations": 2,
@@ -327,8 +354,22 @@ class OnlineAdapter(HfAdapter):
             num_steps=schedule.num_steps,
             facts=facts,
             count=self.count,
-            repeats=None,
+            repeats=repeats,
         )
+
+
+def draw_freely(config: Any | None, model: Any) -> None:
+    """Leave out what keeps completions from ending early, where none would.
+
+    It makes tables of the whole vocabulary at each token, which the user's run does not. A virtual
+    card always draws the token in the middle of the vocabulary.
+    """
+    if config is None:  # an engine of its own generates
+        return
+    ends = config.eos_token_id
+    ends = ends if isinstance(ends, list) else [ends]
+    if model.config.get_text_config().vocab_size // 2 not in ends:
+        config.min_new_tokens = None
 
 
 def _typical_steps(spec: ProbeSpec) -> int:

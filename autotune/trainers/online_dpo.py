@@ -26,6 +26,7 @@ from autotune.probe.spec import ProbeSpec
 from autotune.trainers import columns, detect, preparing, raw, rewards
 from autotune.trainers.base import Recorder, registry
 from autotune.trainers.hf import HfAdapter, Sample, Session, prepared_rows
+from autotune.trainers.online import draw_freely
 from autotune.trainers.schedule import num_steps, subset
 
 PER_PROMPT = 2
@@ -40,8 +41,13 @@ class _GeneratingSession(Session):
 
     def listen(self, recorder: Recorder) -> None:
         """Let batches be counted and the trainer's events be heard, generations among them."""
+        trainer, repeats = self._trainer, self._repeats
+        if repeats is not None:
+            repeats.generate_less(trainer.model)
+            draw_freely(getattr(trainer, "generation_config", None), trainer.model)
+        # Each micro-batch begins with a generation, which is timed: none is spared as a whole.
+        self._repeats = None
         super().listen(recorder)
-        trainer = self._trainer
 
         def told(generate: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
@@ -63,6 +69,7 @@ class OnlineDpoAdapter(HfAdapter):
     """Builds ``OnlineDPOTrainer`` on prompts."""
 
     name: ClassVar[str] = "online_dpo"
+    batches_decide: ClassVar[bool] = True
     session_class: ClassVar[type[Session]] = _GeneratingSession
 
     def config_class(self) -> Any:

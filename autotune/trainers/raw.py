@@ -6,8 +6,10 @@ steps take, the longest among them.
 
 from __future__ import annotations
 
+import contextlib
+import uuid
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from datasets import Dataset
@@ -23,12 +25,35 @@ LENGTHS, NUM_PROMPT = "autotune_lengths", "autotune_num_prompt"
 ROWS_KEPT = 200
 """Typical rows that a probe is given beyond those it uses up, so that the longest are rare."""
 
+PRECOMPUTED_ROWS_KEPT = 16
+"""The same where the reference model runs on all rows that the trainer is given, before it trains:
+each would cost a forward pass."""
+
 
 def measured(rows: Dataset, sequences: Sequence[Sequence[int]], prompts: Sequence[int]) -> Dataset:
     """Return ``rows`` with what is known of their lengths. Shapes: (N, S), (N,)."""
     return rows.add_column(LENGTHS, [list(row) for row in sequences]).add_column(
         NUM_PROMPT, list(prompts)
     )
+
+
+@contextlib.contextmanager
+def unhashed(module: Any, model: Any) -> Iterator[None]:
+    """Let a trainer's module not hash the weights of ``model``, if it is one and not a name.
+
+    trl 1.16 names the file that keeps precomputed log-probabilities after a hash of all weights
+    (``hash_module`` in its trainer/utils.py), which takes a minute and more of each probe with
+    large ones. A model that was loaded already has random weights, which are never the same again.
+    """
+    usual = getattr(module, "hash_module", None)
+    if usual is None or isinstance(model, str):
+        yield
+        return
+    module.hash_module = lambda hashed: uuid.uuid4().hex
+    try:
+        yield
+    finally:
+        module.hash_module = usual
 
 
 class RawRowsAdapter(HfAdapter):
@@ -64,7 +89,9 @@ class RawRowsAdapter(HfAdapter):
             num_needed=batch_size * accumulation(spec) * steps,
             num_longest=2 * batch_size,
             seed=spec.seed,
-            at_least=ROWS_KEPT,
+            at_least=PRECOMPUTED_ROWS_KEPT
+            if getattr(training_args, "precompute_ref_log_probs", False)
+            else ROWS_KEPT,
         )
         found = rows.select([usable[number] for number in chosen])
 

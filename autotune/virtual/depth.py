@@ -150,12 +150,14 @@ class Depth:
         return self._likeness.allows(_kept(blocks, edge), inner, period)
 
     @contextmanager
-    def _with_layers(self, layers: Sequence[torch.nn.Module]) -> Iterator[Marks]:
-        """Let the model have these layers alone, each with its marks."""
+    def _with_layers(
+        self, layers: Sequence[torch.nn.Module], *, once: bool = False
+    ) -> Iterator[Marks]:
+        """Let the model have these layers alone, each with its marks; to be called ``once``."""
         assert self._place is not None
         holder, name = self._place
         usual = getattr(holder, name)
-        marks = Marks(self._trace)
+        marks = Marks(self._trace, most=len(layers) if once else None)
         few = [Marked(layer, marks) for layer in layers]
         setattr(holder, name, Layers(usual, few))
         try:
@@ -200,7 +202,7 @@ class Depth:
         blocks = _blocks(len(self._layers), self._shape[0])
         few = [self._layers[number] for number in _kept(blocks, self._shape[1])]
         try:
-            with self._with_layers(few) as marks:
+            with self._with_layers(few, once=True) as marks:
                 result = step()
             if marks.called != few or not can_repeat():
                 return None

@@ -95,7 +95,7 @@ def _output(
 
 def new(shape: tuple[int, ...], dtype: torch.dtype, name: str) -> torch.Tensor:
     """Return a new contiguous tensor of the device."""
-    return _output(_contiguous(shape, dtype), name, current())
+    return _output(contiguous(shape, dtype), name, current())
 
 
 def form(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -115,10 +115,11 @@ def like(form: tuple[Any, ...], name: str, phase: str) -> torch.Tensor:
 
 def uncounted(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     """Return a new tensor that takes no memory of the device."""
-    return _output(_contiguous(shape, dtype), "", None)
+    return _output(contiguous(shape, dtype), "", None)
 
 
-def _contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+def contiguous(shape: tuple[int, ...], dtype: torch.dtype) -> tuple[Any, ...]:
+    """Return the form, as of :func:`form`, of a tensor whose elements lie in order."""
     strides: list[int] = []
     step = 1
     for size in reversed(shape):

@@ -83,16 +83,27 @@ class Marks:
         forward: One before the first layer's forward pass, and one after each layer's.
         backward: One before each layer's backward pass, from the last layer to the first.
         called: The layers, as often as they were called, in order.
+
+    Args:
+        trace: Of the device.
+        most: Calls of layers that are allowed; None for any number.
     """
 
-    def __init__(self, trace: Trace) -> None:
+    def __init__(self, trace: Trace, *, most: int | None = None) -> None:
         self.called: list[torch.nn.Module] = []
+        self._most = most
         self._trace = trace
         self.forward: list[Mark] = []
         self.backward: list[Mark] = []
 
     def before_first(self) -> None:
-        """Take a mark if none was taken."""
+        """Take a mark if none was taken.
+
+        Raises:
+            UnevenError: If layers are called once more than they may be.
+        """
+        if self._most is not None and len(self.called) >= self._most:
+            raise UnevenError
         if not self.forward:
             self.forward.append(self._mark())
 

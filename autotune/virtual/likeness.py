@@ -41,7 +41,7 @@ class Likeness:
     def __init__(self, model: torch.nn.Module, layers: Sequence[torch.nn.Module]) -> None:
         configs = list(_configs(model))
         self.is_known = (
-            all(_is_of_libraries(module) for module in model.modules())
+            all(is_of_libraries(module) for module in model.modules())
             and not any(getattr(config, name, False) for config in configs for name in _GATHERS)
             and not _shares(model, layers)
         )
@@ -88,7 +88,7 @@ def _configs(model: torch.nn.Module) -> Iterator[Any]:
         waiting += [value for value in vars(config).values() if hasattr(value, "to_dict")]
 
 
-def _is_of_libraries(module: torch.nn.Module) -> bool:
+def is_of_libraries(module: torch.nn.Module) -> bool:
     """Whether a module, and what runs in the place of its ``forward``, is a library's."""
     forward = vars(module).get("forward", type(module).forward)
     while isinstance(forward, partial):

@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from autotune.virtual import values
+from autotune.virtual.decoding import Decoding
 from autotune.virtual.depth import Depth
 from autotune.virtual.recording import Left, Recording, Start, write
 from autotune.virtual.trace import Trace
@@ -45,6 +47,7 @@ class Repeats:
     Attributes:
         num_spared: Micro-batches that were not run.
         depth: Runs the others; None before the first one.
+        decoding: Runs generations.
     """
 
     def __init__(self, trace: Trace) -> None:
@@ -55,8 +58,13 @@ class Repeats:
         self._all: list[Recording] = []
         self._left = Left()
         self.depth: Depth | None = None
+        self.decoding = Decoding(trace)
         self._model: torch.nn.Module | None = None
         self._parameters: list[torch.nn.Parameter] = []
+
+    def generate_less(self, model: torch.nn.Module) -> None:
+        """Let ``model`` generate without running every step, where that tells the same."""
+        self.decoding.install(model)
 
     def expect(self, batch: Mapping[str, Any]) -> None:
         """Take note of a micro-batch; trainers collate ahead, but run them in this order."""
@@ -233,6 +241,9 @@ def _is_watched(parameter: torch.Tensor) -> bool:
     return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
+_TOKENS = frozenset({"input_ids", "prompt_ids", "completion_ids"})
+
+
 def _fingerprint(batch: Mapping[str, Any]) -> object:
     """Return what tells micro-batches apart that run differently; None for one like no other."""
     parts: list[object] = []
@@ -240,14 +251,19 @@ def _fingerprint(batch: Mapping[str, Any]) -> object:
         if value is None or isinstance(value, (bool, int, float, str)):
             parts.append((name, type(value), value))
             continue
-        if not isinstance(value, torch.Tensor) or value.device.type != "cpu":
+        if not isinstance(value, torch.Tensor):
             return None
         shape, dtype = tuple(value.shape), value.dtype
         # Which token it is has no say in shapes; whether it is trained on may have.
-        if name == "input_ids":
+        if name in _TOKENS:
             value = torch.empty(0)
+        elif value.device.type != "cpu":
+            # Of what is on the device, whole numbers may be known, and others never are.
+            value = torch.empty(0) if value.is_floating_point() else values.value_of(value)
+            if value is None:
+                return None
         elif name == "labels":
             value = value != _IGNORED_LABEL
-        content = value.contiguous().view(torch.uint8).numpy().tobytes()
+        content = value.reshape(-1).view(torch.uint8).numpy().tobytes()
         parts.append((name, shape, dtype, hashlib.blake2b(content).digest()))
     return tuple(parts)

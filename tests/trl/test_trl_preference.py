@@ -16,6 +16,7 @@ import agreement_kit as kit
 import pytest
 from copies_kit import both_ways
 from datasets import load_from_disk
+from trl.trainer import dpo_trainer, kto_trainer
 
 from autotune.errors import UsageError
 from autotune.space.context import DataProfile
@@ -242,6 +243,24 @@ def test_a_reference_model_is_a_second_copy_of_the_weights(
         spec = spec_for("dpo", tmp_path / name, tiny, prepared["dpo"], config)
         loaded[name] = kit.run_virtual(spec)[0].loaded_bytes
     assert loaded["reference"] == pytest.approx(2 * loaded["precomputed"], rel=0.01)
+
+
+@pytest.mark.parametrize("trainer", ["dpo", "kto"])
+def test_random_weights_are_not_hashed_to_name_a_file(
+    trainer: str,
+    tmp_path: Path,
+    tiny: str,
+    prepared: dict[str, dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of large ones, it would take longer than the probe."""
+    hashed = []
+    module = {"dpo": dpo_trainer, "kto": kto_trainer}[trainer]
+    monkeypatch.setattr(module, "hash_module", lambda model: hashed.append(model) or "0")
+    config = {"precompute_ref_log_probs": True}
+    kit.run_virtual(spec_for(trainer, tmp_path, tiny, prepared[trainer], config))
+    assert not hashed
+    assert module.hash_module(None) == "0"
 
 
 @pytest.mark.parametrize("trainer", TRAINERS)
