@@ -118,7 +118,8 @@ class OnlineSession(Session):
         """Let a prediction not run what it knows: steps of generations, and micro-batches.
 
         A trainer's own step begins with the generation if one is due, and counts the micro-batches
-        since then (``_prepare_inputs`` and ``_step`` of all these trainers in trl 1.16); both must happen for those that are not run, too.
+        since then (``_prepare_inputs`` and ``_step`` of all these trainers in trl 1.16). Both must
+        happen for those that are not run, too.
         """
         trainer = self._trainer
         repeats.generate_less(trainer.model)
