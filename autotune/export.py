@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from autotune.probe import trl_yaml
+from autotune.probe import accelerate_config, trl_yaml
 
-_MEMBER = re.compile(r"^trial-\d+\.yaml$")
+_MEMBER = re.compile(r"^trial-\d+(\.accelerate)?\.yaml$")
 
 
 class ExportableTrial(Protocol):
@@ -68,10 +68,14 @@ def write_configs(report: ExportableReport, folder: str | Path) -> tuple[Path, .
     written = [member.export(target / f"trial-{member.number:04d}.yaml") for member in members]
     if members:
         written.append(report.pick("balanced").export(target / "best.yaml"))
+    kept = {*written, *map(accelerate_config.beside, written)}
     if target.is_dir():
         for path in target.iterdir():
-            is_ours = _MEMBER.match(path.name) or path.name == "best.yaml"
-            if is_ours and path not in written and path.is_file() and _carries_mark(path):
+            is_ours = _MEMBER.match(path.name) or path.name in (
+                "best.yaml",
+                "best.accelerate.yaml",
+            )
+            if is_ours and path not in kept and path.is_file() and _carries_mark(path):
                 path.unlink()
     return tuple(written)
 

@@ -120,7 +120,8 @@ class Tuner:
         listener: Hears of progress.
         command: The command line to record; a password in it is masked.
         **request: Further fields of :class:`autotune.plan.Request`, such as ``device``,
-            ``memory_budget_bytes``, ``global_batch``, ``pins`` and ``min_coverage``.
+            ``memory_budget_bytes``, ``global_batch``, ``pins``, ``min_coverage`` and
+            ``processes``.
     """
 
     def __init__(
@@ -318,6 +319,7 @@ class Tuner:
         copies = host.usable_cpus() if device.startswith("virtual:") else 1
         executor = SubprocessExecutor(
             devices=(device,) * copies,
+            processes=self.request.num_processes,
             timeout_s=self.request.probe_timeout_s,
             log_folder=folder.work,
         )

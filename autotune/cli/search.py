@@ -58,6 +58,14 @@ def search(
     phases: Annotated[
         str, typer.Option(help="Further phases to measure: eval,save.", metavar="eval,save")
     ] = "",
+    processes: Annotated[
+        int | None,
+        typer.Option(help="Processes of one training run, a device each.  [default: 1]", min=1),
+    ] = None,
+    accelerate_config: Annotated[
+        Path | None,
+        typer.Option(help="File for accelerate launch; decides on processes and sharding."),
+    ] = None,
     sampler: Annotated[str, typer.Option(help="auto, tpe, nsgaii, gp, random or grid.")] = "auto",
     seed: options.Seed = 0,
     run_dir: Annotated[
@@ -89,6 +97,8 @@ def search(
         "measured_steps": measured_steps,
         "seed": seed,
         "space": trainer if space is None else space,
+        "processes": processes,
+        "accelerate_config": None if accelerate_config is None else str(accelerate_config),
         "sampler": sampler,
         "run_dir": run_dir,
         "resume": resume,
@@ -165,6 +175,7 @@ def _search(
     as_json: bool,
 ) -> int:
     from autotune.cli.progress import Progress
+    from autotune.probe import accelerate_config
     from autotune.report import terminal
     from autotune.tuner import DEFAULT_TRIALS, Budget, Tuner
 
@@ -186,9 +197,13 @@ def _search(
         return common.INTERRUPTED
     report.pick("balanced")  # NoFeasibleConfigError says what came closest
     common.say(f"run folder: {tuner.folder.path}")
-    best = shlex.quote(str(tuner.folder.configs / "best.yaml"))
+    path = tuner.folder.configs / "best.yaml"
+    best, launched = shlex.quote(str(path)), ""
+    if report.pick("balanced").accelerate:
+        # With `=` between them trl would not know the option.
+        launched = f" --accelerate_config {shlex.quote(str(accelerate_config.beside(path)))}"
     trl = shlex.quote(common.program("trl"))
-    common.say(f"train with: {trl} {report.trainer} --config {best}")
+    common.say(f"train with: {trl} {report.trainer} --config {best}{launched}")
     _say_of_weights(report.pick("balanced").config)
     if report.is_predicted:
         folder = shlex.quote(str(tuner.folder.path))

@@ -122,7 +122,8 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
             ``covers``, ``host_bytes``, ``budget_bytes``, ``tokens_per_s`` (median, low, high),
             ``num_probes``, ``on_the_edge``, ``rate_ratio``, ``memory_ratio``, ``coverage``,
             ``changed``, ``changes``, ``unranked``, ``needs``, ``device``, ``driver``, ``weights``,
-            ``versions`` and ``trainer``. What is absent or None is left out.
+            ``versions``, ``processes``, ``accelerate_file`` and ``trainer``. What is absent or
+            None is left out.
         file_name: Name of the file, for the command to run it.
     """
     known = {name: value for name, value in header.items() if value is not None}
@@ -133,6 +134,9 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
         rows.append(
             ("host memory", f"{held}, beside the process itself: what the card moves there")
         )
+    if "processes" in known:
+        text = f"{known['processes']}; the memory is the worst one's, the rate the whole job's"
+        rows.append(("processes", text))
     if "covers" in known:
         rows.append(("covers", known["covers"]))
     rows += [("rate", text) for text in _rate(known)]
@@ -154,7 +158,12 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
         rows.append(("versions", versions))
     # What does not work is exported to be looked at.
     if known.get("trainer") in TRL_COMMANDS and known.get("outcome", "ok") == "ok":
-        rows.append(("run it with", f"trl {known['trainer']} --config {file_name}"))
+        launched = (
+            f" --accelerate_config {known['accelerate_file']}"
+            if "accelerate_file" in known
+            else ""
+        )
+        rows.append(("run it with", f"trl {known['trainer']} --config {file_name}{launched}"))
     first, *rest = rows
     width = max((len(label) for label, _ in rest), default=0)
     lines, last = [f"{MARK}{first[1]}"], ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.objectives import TIE_LIMIT, Objective
-from autotune.probe import trl_yaml, typed
+from autotune.probe import accelerate_config, trl_yaml, typed
 from autotune.probe.result import (
     Interval,
     Measurement,
@@ -45,6 +45,8 @@ class Trial:
         digest: Digest of the candidate.
         needed_bytes: Of one that ran out where nothing fits, the predicted peak of the whole run
             without the card's limit; None if that was not predicted.
+        accelerate: The configuration of ``accelerate launch`` that goes with it; empty for one
+            process.
         facts: What the report knows beside it, for the header of an export; not part of the
             JSON, and bound by :meth:`autotune.report.model.Report.pick`.
     """
@@ -63,6 +65,7 @@ class Trial:
     skipped_because: str | None = None
     digest: str = ""
     needed_bytes: int | None = None
+    accelerate: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -176,6 +179,8 @@ class Trial:
             "unranked": self.is_unranked,
             "needs": needed_by(self.candidate),
         }
+        if self.accelerate:
+            own["processes"] = int(self.accelerate["num_processes"])
         if rate is not None:
             own["tokens_per_s"] = {"median": rate.median, "low": rate.low, "high": rate.high}
         if pooled is not None and peak is not None:
@@ -189,10 +194,17 @@ class Trial:
         return {**self.facts, **own}
 
     def export(self, path: str | Path) -> Path:
-        """Write the configuration as the YAML that ``trl`` reads, and return the path."""
+        """Write the configuration as the YAML that ``trl`` reads, and return the path.
+
+        That of ``accelerate launch``, if there is one, is written beside it.
+        """
         target = Path(path)
-        text = trl_yaml.render(self.config, self.header(), file_name=target.name)
-        trl_yaml.write_text(target, text)
+        header = self.header()
+        if self.accelerate:
+            own = accelerate_config.beside(target)
+            accelerate_config.write(self.accelerate, own, trainer_file=target.name)
+            header["accelerate_file"] = own.name
+        trl_yaml.write_text(target, trl_yaml.render(self.config, header, file_name=target.name))
         return target
 
     def to_dict(self) -> dict[str, Any]:
@@ -200,7 +212,9 @@ class Trial:
         data = {
             item.name: getattr(self, item.name) for item in fields(self) if item.name != "facts"
         }
-        data |= {name: dict(data[name]) for name in _MAPPINGS}
+        data |= {name: dict(data[name]) for name in (*_MAPPINGS, "accelerate")}
+        if not self.accelerate:
+            del data["accelerate"]
         data["changes"] = list(self.changes)
         if self.needed_bytes is None:
             del data["needed_bytes"]  # as in records from before there was such a field

@@ -275,6 +275,7 @@ registry: Registry[Knob] = Registry(
         "autotune.space.knobs.memory",
         "autotune.space.knobs.preference",
         "autotune.space.knobs.online",
+        "autotune.space.knobs.sharding",
     ),
 )
 

@@ -133,7 +133,8 @@ def accumulation(spec: ProbeSpec) -> int:
     """Return the micro-batches per step that the probe runs."""
     return probe_accumulation(
         spec.accumulation_steps,
-        batch_size=int(spec.config.get("per_device_train_batch_size", TRL_BATCH_SIZE)),
+        batch_size=spec.processes
+        * int(spec.config.get("per_device_train_batch_size", TRL_BATCH_SIZE)),
         packed=bool(spec.config.get("packing", False)),
         rows_per_step=spec.rows_per_step,
     )
@@ -430,11 +431,13 @@ class HfAdapter(ABC):
             shuffle=spec.config.get("train_sampling_strategy", "random") != "sequential",
             padded=not (spec.config.get("packing") or spec.config.get("padding_free")),
             representative=spec.representative,
+            processes=spec.processes,
         )
         facts = {"worst_batch": schedule.worst_batch, **self.facts(trainer, sample)}
         trainer.train_dataset = processed.select(schedule.rows)
         if "eval" in spec.phases:
-            worst = schedule.rows[: trainer.args.per_device_eval_batch_size * 2]
+            size = trainer.args.per_device_eval_batch_size * spec.processes
+            worst = schedule.rows[: size * 2]
             trainer.eval_dataset = processed.select(worst)
         return Session(trainer, spec, schedule.num_steps, facts, self.count, repeats)
 
