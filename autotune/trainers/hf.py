@@ -34,6 +34,7 @@ from trl import (
 
 from autotune.devices.base import DeviceBackend, MicroBatches
 from autotune.errors import UnknownNameError
+from autotune.probe import accelerate_config
 from autotune.probe.spec import ProbeSpec
 from autotune.space.knobs.batching import TRL_BATCH_SIZE
 from autotune.trainers import models
@@ -408,6 +409,8 @@ class HfAdapter(ABC):
             peft_config=get_peft_config(model_args),
             **self.further_arguments(spec, training_args, load),
         )
+        if spec.processes > 1:
+            check_launched(trainer, spec)
         repeats = device.repeats() if self.batches_decide else None
         return self.session(trainer, spec, sample, repeats)
 
@@ -453,6 +456,25 @@ class HfAdapter(ABC):
                 p.numel() for p in trainer.model.parameters() if p.requires_grad
             ),
         }
+
+
+def check_launched(trainer: Any, spec: ProbeSpec) -> None:
+    """Check that the trainer is distributed as the configuration for accelerate says.
+
+    accelerate passes over what it does not support on a device, and trains in another way.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    wanted = accelerate_config.sharding_of(spec.accelerate)
+    kind = trainer.accelerator.distributed_type.value
+    found = {"FSDP": "fsdp", "DEEPSPEED": "zero"}.get(kind, "ddp")
+    if not wanted.startswith(found):
+        raise ValueError(f"accelerate does not shard as {wanted} here: it trains as {kind}")
+    if trainer.args.world_size != spec.processes:
+        raise ValueError(
+            f"the trainer sees {trainer.args.world_size} processes of {spec.processes}"
+        )
 
 
 def prepared_rows(spec: ProbeSpec) -> Dataset:
