@@ -16,6 +16,7 @@ from autotune.probe import accelerate_config, refusals, sources, trust
 from autotune.runfolder import RunFolder
 from autotune.space.context import Context, DataProfile, DeviceInfo, ModelFacts
 from autotune.space.domains import Quantiles, Value
+from autotune.space.knobs import sharding
 from autotune.space.knobs.batching import TRL_BATCH_SIZE, TRL_MAX_LENGTH
 from autotune.space.pins import parse_pins
 from autotune.space.remedies import is_possible
@@ -222,6 +223,7 @@ class Plan:
     def config(self, candidate: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole TRL configuration of a candidate, as it is exported."""
         config = {**self.base_config, **self.space.config(candidate)}
+        config.pop(sharding.KEY, None)  # see accelerate()
         env = {**self.base_config.get("env", {}), **config.get("env", {})}
         return {**config, "env": env} if env else config
 

@@ -28,7 +28,7 @@ from autotune.executors import device_peak
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.plan import describe
-from autotune.probe import prediction, sources, trl_file, trl_yaml, trust
+from autotune.probe import accelerate_config, prediction, sources, trl_file, trl_yaml, trust
 from autotune.report.comparison import Comparison, compare
 from autotune.report.trial import Trial
 from autotune.space.context import DeviceInfo
@@ -207,6 +207,9 @@ def _verify(
         "--logging_steps",
         "1",
     ]
+    launched = accelerate_config.beside(file)
+    if launched.exists():
+        command += ["--accelerate_config", str(launched.resolve())]
     is_predicted = trial is not None and trial.source == prediction.SOURCE
     watched = device_peak.environment(folder / "hook") if is_predicted else {}
     started = time.monotonic()

@@ -61,7 +61,7 @@ def export(
     ] = False,
 ) -> int:
     """Write one configuration as the YAML that `trl` reads."""
-    from autotune.probe import trl_yaml
+    from autotune.probe import accelerate_config, trl_yaml
 
     if output is not None:
         common.check_file(output, "--output")
@@ -78,9 +78,13 @@ def export(
     if output is None:
         _check_encoding(text)
         print(text, end="")
+        if trial.accelerate:
+            common.say("to train in several processes, write it to a file: -o writes theirs, too")
         return 0
     trial.export(output)
     common.say(f"wrote {output}")
+    if trial.accelerate:
+        common.say(f"wrote {accelerate_config.beside(output)}")
     return 0
 
 

@@ -203,7 +203,9 @@ class Watch(threading.Thread):
         """
         found = []
         for number, rank in enumerate(self._ranks):
-            code = None if rank.killed else failures.get(number)
+            # torchrun asks the others to end, and lists them as well.
+            is_asked = failures.get(number) == -signal.SIGTERM
+            code = None if rank.killed or is_asked else failures.get(number)
             found.append(
                 {
                     "exit_code": code if code is not None and code >= 0 else None,
@@ -219,9 +221,7 @@ class Watch(threading.Thread):
         if rank.pid is None:
             with suppress(OSError, ValueError):
                 rank.pid = int((rank.folder / tasks.PID).read_text())
-        if rank.pid is None:
-            return False
-        if rank.ended_at is None:
+        if rank.pid is not None and rank.ended_at is None:
             resident = _peak_resident(rank.pid)
             if resident is None:
                 rank.ended_at = time.time()

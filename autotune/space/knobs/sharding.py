@@ -9,6 +9,9 @@ from autotune.space.domains import Choice, Value
 from autotune.space.knob import Candidate, Knob, add
 from autotune.space.knobs.packages import missing
 
+KEY = "accelerate_config"
+"""What ``trl`` starts its processes with."""
+
 _DEEPSPEED = ("zero2", "zero3")
 
 
@@ -53,14 +56,14 @@ SHARDING = add(
             " PyTorch)."
         ),
         domain=Choice(("ddp", "fsdp2", "zero2", "zero3")),
-        keys=("accelerate_config", "fsdp", "fsdp_config", "deepspeed"),
+        keys=(KEY, "fsdp", "fsdp_config", "deepspeed"),
         needs={"zero2": ("deepspeed",), "zero3": ("deepspeed",)},
-        # It goes into the file for accelerate launch, beside the trainer's.
-        write=lambda value, candidate, context: {},
+        # TRL's own key, whose value may be such a name or a file. A plan takes it out and has the
+        # file written, which says how many processes there are as well.
+        write=lambda value, candidate, context: {KEY: value},
         active_if=_sharding_inactive,
         refuse=_refuse_sharding,
         leanest=("zero3", "fsdp2", "zero2", "ddp"),
-        ignored_when_inactive=False,
     )
 )
 

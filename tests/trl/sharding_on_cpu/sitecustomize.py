@@ -1,8 +1,9 @@
 """Lets accelerate shard on the CPU, for tests: put this folder on PYTHONPATH.
 
-accelerate 1.15 takes FSDP and DeepSpeed for accelerators alone: ``AcceleratorState`` looks for FSDP
-where the processes are of type MULTI_GPU, MULTI_XPU, ..., and not MULTI_CPU, and ``PartialState``
-knows no backend for DeepSpeed's CPU accelerator. Told that one type and that one backend (gloo),
+accelerate 1.15 takes FSDP and DeepSpeed for accelerators alone: ``AcceleratorState`` looks for
+FSDP where the processes are of type MULTI_GPU, MULTI_XPU, ..., and not MULTI_CPU, and
+``PartialState`` knows no backend for DeepSpeed's CPU accelerator. Told that one type and that one
+backend (gloo),
 all code of theirs that shards runs unmodified. Nothing else is changed here.
 """
 
