@@ -30,6 +30,7 @@ _ARGUMENTS = {
     "processes": "processes",
     "resume": "resume=True",
     "revision": "revision",
+    "reward": "SearchSpace.with_reward(...)",
     "run-dir": "run_dir",
     "sampler": "sampler",
     "seed": "seed",

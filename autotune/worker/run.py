@@ -60,6 +60,8 @@ def _run(spec: ProbeSpec, asked_at: float) -> ProbeResult:
             recorder.describe_run(**device.run_facts(num_points=spec.timeline_points))
         measurement = recorder.measurement()
         outcome = Outcome.OK
+        # In the search's own process, whatever comes next is none of the probe's.
+        device.lift_limit()
     except Exception as error:  # noqa: BLE001  the one place where every ending becomes a value
         if device is not None:
             device.lift_limit()

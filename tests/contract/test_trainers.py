@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -168,7 +169,9 @@ def test_a_trainer_of_ones_own_is_searched(
         measured_steps=1,
         run_dir=tmp_path / "run",
     )
+    limits = resource.getrlimit(resource.RLIMIT_DATA)
     report = tuner.search(Budget(trials=2))
+    assert resource.getrlimit(resource.RLIMIT_DATA) == limits
     assert [trial.outcome for trial in report.trials] == [Outcome.OK] * 2
     assert all(trial.tokens_per_s.median > 0 for trial in report.trials)
     exported = report.pick("balanced").export(tmp_path / "best.yaml")
