@@ -120,8 +120,7 @@ class Tuner:
         listener: Hears of progress.
         command: The command line to record; a password in it is masked.
         **request: Further fields of :class:`autotune.plan.Request`, such as ``device``,
-            ``memory_budget_bytes``, ``global_batch``, ``pins``, ``min_coverage`` and
-            ``processes``.
+            ``memory_budget_bytes``, ``global_batch``, ``pins`` and ``processes``.
     """
 
     def __init__(

@@ -184,3 +184,23 @@ def test_a_search_in_two_processes(
     _, err = capsys.readouterr()
     assert code == 2
     assert "--processes: 2 before, not given now" in err
+
+
+@pytest.mark.parametrize("sharding", ["zero2", "zero3"])
+def test_deepspeed_s_own_schema_takes_the_config(sharding: str) -> None:
+    needed(sharding)
+    from accelerate.utils import DeepSpeedPlugin
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    config = accelerate_config.written(sharding, device_kind="cuda", processes=2)
+    given = config["deepspeed_config"]
+    plugin = DeepSpeedPlugin(
+        zero_stage=given["zero_stage"],
+        offload_optimizer_device=given["offload_optimizer_device"],
+        offload_param_device=given["offload_param_device"],
+        zero3_init_flag=given["zero3_init_flag"],
+        zero3_save_16bit_model=given.get("zero3_save_16bit_model"),
+    )
+    zero = DeepSpeedZeroConfig(**plugin.hf_ds_config.config["zero_optimization"])
+    assert zero.stage == given["zero_stage"]
+    assert bool(zero.gather_16bit_weights_on_model_save) is (sharding == "zero3")

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from knob_kit import GPU, inactive, refusal, written
 
+from autotune.space.context import Context
 from autotune.space.knob import registry
+from autotune.space.weights import excess, num_shares
 from autotune.testing.contexts import PACKAGES, make_context, make_gpu
+from autotune.units import GIB
 
 PAIR = make_context(device=make_gpu(num_devices=2), num_processes=2)
 CPU_PAIR = make_context(num_processes=2)
@@ -44,3 +49,20 @@ def test_gathering_is_for_zero3_and_what_generates() -> None:
         "grpo",
         "rloo",
     ]
+
+
+@pytest.mark.parametrize(
+    ("context", "shares"),
+    [(GPU, 1), (PAIR, 2), (CPU_PAIR, 1)],
+)
+def test_weights_may_be_divided_among_accelerators(context: Context, shares: int) -> None:
+    assert num_shares(context) == shares
+    # float32 weights of 6 GiB in a budget of 4 GiB fit only if two processes share them.
+    model = replace(context.model, num_parameters=6 * GIB // 4)
+    small = replace(context, model=model, budget_bytes=4 * GIB)
+    assert (excess(small, "full", "float32") is None) == (shares == 2)
+    whole = replace(small, sharding="zero2")
+    assert "weights alone take" in (excess(whole, "full", "float32") or "")
+    tiny = replace(small, budget_bytes=GIB, num_processes=4)
+    divided = "divided by 4" in (excess(tiny, "full", "float32") or "")
+    assert divided == (context.device.kind != "cpu")
