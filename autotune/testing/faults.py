@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from autotune.devices.base import DeviceBackend
 from autotune.probe.spec import ProbeSpec
+from autotune.testing import processes
 from autotune.trainers.base import Recorder, TrainingSession
 from autotune.trainers.schedule import num_steps
 
@@ -297,10 +298,12 @@ def fork_sleeper(*, new_session: bool = False) -> int:
 
 
 class LosesPeer(Finishes):
-    """Waits a moment and raises, as a collective does whose other side has gone."""
+    """Raises once the second process has ended, as a collective does without its other side."""
 
     def _go_wrong(self, recorder: Recorder) -> None:
-        time.sleep(0.5)
+        file = self.folder.with_name("rank-1") / "pid"
+        while not file.exists() or processes.is_alive(int(file.read_text())):
+            time.sleep(0.01)
         raise RuntimeError("Connection closed by peer")
 
 

@@ -21,6 +21,7 @@ from autotune.plan import Plan
 from autotune.probe import accelerate_config
 from autotune.probe.result import Outcome, ProbeResult
 from autotune.report.trial import Trial
+from autotune.worker import demo
 
 pytestmark = pytest.mark.trl
 
@@ -204,3 +205,49 @@ def test_deepspeed_s_own_schema_takes_the_config(sharding: str) -> None:
     zero = DeepSpeedZeroConfig(**plugin.hf_ds_config.config["zero_optimization"])
     assert zero.stage == given["zero_stage"]
     assert bool(zero.gather_16bit_weights_on_model_save) is (sharding == "zero3")
+
+
+@pytest.mark.parametrize(
+    ("sharding", "gather"), [("ddp", None), ("zero3", "on"), ("zero3", "off")]
+)
+def test_grpo_generates_in_both_processes(
+    pair: Pair, made: dict[str, str], tmp_path: Path, sharding: str, gather: str | None
+) -> None:
+    needed(sharding)
+    prompts = kit.write_jsonl(tmp_path / "prompts.jsonl", demo.prompts(24))
+    plan = kit.plan_of(
+        pair.executor,
+        tmp_path / "plan",
+        made["model"],
+        prompts,
+        space="grpo",
+        trainer="grpo",
+        processes=2,
+        global_batch=8,
+        pins={"num_generations": 2, "max_completion_length": 8},
+    )
+    chosen = {**plan.space.baseline, "per_device_train_batch_size": 2}
+    config = on_cpu(sharding, plan.config(chosen))
+    if gather is not None:
+        config["ds3_gather_for_generation"] = gather == "on"
+    spec = kit.spec_of(
+        plan,
+        tmp_path / "0001",
+        chosen,
+        trainer="grpo",
+        config=config,
+        overlay={"use_cpu": config["use_cpu"]},
+        processes=2,
+        accelerate=accelerate_config.written(sharding, device_kind="cpu", processes=2)
+        | {"use_cpu": config["use_cpu"]},
+        timeout_s=240.0,
+    )
+    result = pair.executor.submit(spec).result(WAIT_S)
+    assert result.outcome is Outcome.OK, (result.detail, result.traceback)
+    measurement = result.measurement
+    assert measurement is not None
+    for rank in measurement.ranks:
+        assert "generation" in rank.phases
+        # Half of the 8 completions of 8 tokens are each one's.
+        assert [step.num_tokens for step in rank.steps] == [32] * len(rank.steps)
+    assert measurement.steps[0].num_tokens == 64
