@@ -86,9 +86,11 @@ GATHER = add(
         changes="nothing",
         help=(
             "Whether all weights are gathered on every device to generate. off: layer by layer,"
-            " for models that do not fit on one; much slower."
+            " for models that do not fit on one; much slower. With trl 1.16 and DeepSpeed 0.19.8 the"
+            " backward pass after it failed on two CPU processes; not tried on GPUs."
         ),
-        domain=Choice(("on", "off")),
+        domain=Choice(("on",)),
+        accepts=Choice(("on", "off")),
         needed_keys=("ds3_gather_for_generation",),
         depends_on=("sharding",),
         write=_write_gather,
