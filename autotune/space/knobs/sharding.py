@@ -86,8 +86,8 @@ GATHER = add(
         changes="nothing",
         help=(
             "Whether all weights are gathered on every device to generate. off: layer by layer,"
-            " for models that do not fit on one; much slower. With trl 1.16 and DeepSpeed 0.19.8 the"
-            " backward pass after it failed on two CPU processes; not tried on GPUs."
+            " for models that do not fit on one; much slower. With trl 1.16 and DeepSpeed 0.19.8"
+            " the backward pass after it failed on two CPU processes; not tried on GPUs."
         ),
         domain=Choice(("on",)),
         accepts=Choice(("on", "off")),
