@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from autotune.executors.inprocess import InProcessExecutor
     from autotune.executors.subprocess import SubprocessExecutor
+    from autotune.listener import Budget, Listener, Silent
     from autotune.objectives import Constraint, Objective
     from autotune.probe.result import Measurement, Outcome, ProbeResult
     from autotune.probe.spec import ProbeSpec
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from autotune.space.domains import Choice, FloatRange, IntRange, PowerOfTwo
     from autotune.space.knob import Knob
     from autotune.space.space import SearchSpace
-    from autotune.tuner import Budget, Listener, Silent, Tuner
+    from autotune.tuner import Tuner
 
 _EXPORTS = {
     "AutotuneError": "errors",
@@ -61,9 +62,9 @@ _EXPORTS = {
     "PowerOfTwo": "space.domains",
     "Knob": "space.knob",
     "SearchSpace": "space.space",
-    "Budget": "tuner",
-    "Listener": "tuner",
-    "Silent": "tuner",
+    "Budget": "listener",
+    "Listener": "listener",
+    "Silent": "listener",
     "Tuner": "tuner",
 }
 

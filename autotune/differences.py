@@ -25,6 +25,8 @@ _LABELS = {
     "min_coverage": "--min-coverage",
     "weights": "--weights",
     "phases": "--phases",
+    "processes": "--processes",
+    "accelerate_config": "--accelerate-config",
     "steps": "warm-up and measured steps (--measured-steps)",
 }
 _DIGESTS = {

@@ -17,6 +17,7 @@ MAX_LISTED = 20
 
 
 _ARGUMENTS = {
+    "accelerate-config": "accelerate_config",
     "dataset-config": "dataset_config",
     "device": "device",
     "global-batch": "global_batch",
@@ -26,6 +27,7 @@ _ARGUMENTS = {
     "phases": "phases",
     "pin": "pins",
     "probe-timeout": "probe_timeout_s",
+    "processes": "processes",
     "resume": "resume=True",
     "revision": "revision",
     "reward": "SearchSpace.with_reward(...)",

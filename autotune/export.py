@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from autotune.probe import trl_yaml
+from autotune.probe import accelerate_config, trl_yaml
 
-_OURS = re.compile(r"^(trial-\d+|best)\.(yaml|py)$")
+_OURS = re.compile(r"^(trial-\d+|best)(\.accelerate)?\.(yaml|py)$")
 
 
 class ExportableTrial(Protocol):
@@ -78,10 +78,11 @@ def write_configs(report: ExportableReport, folder: str | Path) -> tuple[Path, .
     if members:
         best = report.pick("balanced")
         written.append(best.export(target / f"best{best.suffix}"))
+    kept = {*written, *map(accelerate_config.beside, written)}
     if target.is_dir():
         for path in target.iterdir():
             is_ours = _OURS.match(path.name)
-            if is_ours and path not in written and path.is_file() and _carries_mark(path):
+            if is_ours and path not in kept and path.is_file() and _carries_mark(path):
                 path.unlink()
     return tuple(written)
 

@@ -322,6 +322,8 @@ class SearchLoop:
             timeout_s=request.probe_timeout_s,
             seed=request.seed,
             trust_remote_code=request.trust_remote_code,
+            processes=plan.context.num_processes,
+            accelerate=plan.accelerate(candidate),
         )
 
     def _beyond(self, trial: Trial) -> ProbeSpec:
@@ -361,6 +363,7 @@ class SearchLoop:
             changed=changed(pending.candidate, space.baseline),
             changes=tuple(sorted(space.changes(pending.candidate))),
             config=self._plan.config(pending.candidate),
+            accelerate=self._plan.accelerate(pending.candidate),
             coverage=space.coverage(pending.candidate),
             outcome=outcome,
             source="predicted" if self._plan.context.device.is_virtual else "measured",

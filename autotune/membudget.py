@@ -6,7 +6,7 @@ from autotune.errors import UsageError
 from autotune.probe.prediction import MEMORY_MARGIN
 from autotune.report.compare import ASKED
 from autotune.space.context import Context, DeviceInfo
-from autotune.space.weights import least_bytes, smallest_form
+from autotune.space.weights import least_bytes, num_shares, smallest_form
 from autotune.units import MIB, format_gib, format_gib_apart, format_gib_up
 
 HEADROOM = 0.10
@@ -116,7 +116,7 @@ def check_weights(budget: int, occupied: int, context: Context) -> None:
     """
     small = context.model.quantized or "bitsandbytes" in context.packages
     num_parameters, device = context.model.num_parameters, context.device
-    least = least_bytes(num_parameters, "4 bits" if small else "bfloat16")
+    least = least_bytes(num_parameters, "4 bits" if small else "bfloat16") // num_shares(context)
     if budget >= occupied + least:
         return
     whose = "context" if device.is_virtual else "PyTorch and TRL"
@@ -133,7 +133,7 @@ def _hint_for_weights(occupied: int, context: Context) -> str:
     """Return what helps where no weights fit, a larger budget only if the device has it."""
     device = context.device
     form = smallest_form(context)
-    needed = occupied + least_bytes(context.model.num_parameters, form)
+    needed = occupied + least_bytes(context.model.num_parameters, form) // num_shares(context)
     if not device.total_bytes or needed < device.total_bytes:
         return f"Raise --memory-budget above {format_gib_up(needed)}, or choose a smaller model."
     return f"Choose a smaller model, or a {_place(device)} with more memory."

@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from autotune import membudget
+from autotune import launching, membudget
 from autotune.devices import host
 from autotune.devices.base import check_name as check_device_name
 from autotune.errors import UsageError
 from autotune.executors.base import Executor
-from autotune.probe import refusals, sources, trust
+from autotune.probe import accelerate_config, refusals, sources, trust
 from autotune.runfolder import RunFolder
 from autotune.space.context import Context, DataProfile, DeviceInfo, ModelFacts
 from autotune.space.domains import Quantiles, Value
+from autotune.space.knobs import sharding
 from autotune.space.knobs.batching import MAX_LENGTH, TRL_BATCH_SIZE
 from autotune.space.pins import parse_pins
 from autotune.space.remedies import is_possible
@@ -80,6 +81,8 @@ class Request:
     warmup_steps: int = 1
     measured_steps: int = 5
     seed: int = 0
+    processes: int | None = None
+    accelerate_config: str | None = None
 
     def __post_init__(self) -> None:
         checks = [
@@ -119,6 +122,7 @@ class Request:
             if not holds:
                 raise UsageError(f"{message}.")
         self._check_fixed()
+        launching.check_request(self.processes, self.accelerate_config, device=self.device)
         membudget.check_asked(self.memory_budget_bytes)
         # Workers need not run in the present folder.
         object.__setattr__(self, "device", full_name(self.device))
@@ -138,6 +142,13 @@ class Request:
                 f"{where} sets {', '.join(refused)} under env, which a space may not.",
                 hint="Set it in your shell for the search, and in the exported file for training.",
             )
+
+    @property
+    def num_processes(self) -> int:
+        """Return the processes that a probe trains in."""
+        if self.accelerate_config is None:
+            return self.processes or 1
+        return int(accelerate_config.read(self.accelerate_config)["num_processes"])
 
     @property
     def least_coverage(self) -> float:
@@ -182,6 +193,8 @@ class Plan:
         lean_pins: The pins, as ``knob=value``, that make weights smaller and are possible
             together, beside those that were given.
         script: How a script builds the trainer; empty where ``trl`` has a command for it.
+        accelerate_config: The user's configuration of ``accelerate launch``; empty if the knob
+            ``sharding`` decides.
     """
 
     request: Request
@@ -195,10 +208,24 @@ class Plan:
     environment: Mapping[str, Any]
     lean_pins: tuple[str, ...] = ()
     script: Mapping[str, Any] = field(default_factory=dict)
+    accelerate_config: Mapping[str, Any] = field(default_factory=dict)
+
+    def accelerate(self, candidate: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what ``accelerate launch`` starts a candidate's processes with; empty for one."""
+        if self.context.num_processes == 1:
+            return {}
+        if self.accelerate_config:
+            return dict(self.accelerate_config)
+        return accelerate_config.written(
+            str(candidate.get("sharding", accelerate_config.DDP)),
+            device_kind=self.context.device.kind,
+            processes=self.context.num_processes,
+        )
 
     def config(self, candidate: Mapping[str, Any]) -> dict[str, Any]:
         """Return the whole TRL configuration of a candidate, as it is exported."""
         config = {**self.base_config, **self.space.config(candidate)}
+        config.pop(sharding.KEY, None)  # see accelerate()
         env = {**self.base_config.get("env", {}), **config.get("env", {})}
         return {**config, "env": env} if env else config
 
@@ -227,6 +254,7 @@ class Plan:
     def notices(self) -> tuple[str, ...]:
         """Return what the user should know about the set-up, in whole sentences."""
         data, found, model = self.context.data, list(self.space.notices), self.context.model
+        found += launching.notices(self.context, self.accelerate_config)
         if model.declared_architecture not in ("", model.architecture):
             found.append(
                 f"The model's config.json names the architecture {model.declared_architecture}, "
@@ -280,6 +308,7 @@ class Plan:
             "weights": request.weights,
             "phases": list(request.phases),
             "steps": [request.warmup_steps, request.measured_steps],
+            **launching.identity(self.context.num_processes, self.accelerate_config),
         }
 
 
@@ -308,12 +337,14 @@ def make_plan(
     """
     keys = request.source_keys()
     seen = describe(request.device, executor)
-    device = DeviceInfo.from_dict(seen["device"])
+    processes = request.num_processes
+    device = launching.share(DeviceInfo.from_dict(seen["device"]), processes)
     budget, source, enforced = membudget.decide(request.memory_budget_bytes, device, budget_bytes)
     occupied = int(seen.get("occupied_bytes") or 0)
     # Before the data is tokenised, which can take long.
     membudget.check_occupied(budget, occupied, device)
     prepared = _prepare(request, keys, folder, executor)
+    launched = launching.given(request.accelerate_config, device, seen["packages"])
     context = Context(
         trainer=request.trainer,
         device=device,
@@ -324,11 +355,13 @@ def make_plan(
         min_coverage=request.least_coverage,
         budget_bytes=budget,
         refusals=prepared.get("refusals", {}),
+        num_processes=processes,
+        sharding=accelerate_config.sharding_of(launched) if launched else None,
     )
     membudget.check_weights(budget, occupied, context)
     name = sources.short_name(str(keys["model_name_or_path"]))
     base = {**keys, "output_dir": f"{name}-{request.trainer}", **seen["trainer_keys"]}
-    env = host.process_env(device.kind)
+    env = host.process_env(device.kind, processes)
     if env:
         base["env"] = env
     return Plan(
@@ -343,6 +376,7 @@ def make_plan(
         environment=seen["environment"],
         lean_pins=_lean_pins(request, context),
         script=prepared.get("script") or {},
+        accelerate_config=launched,
     )
 
 

@@ -10,17 +10,17 @@ import shlex
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from autotune import export, objectives
 from autotune.devices import host
-from autotune.errors import AutotuneError, JournalError, UsageError
+from autotune.errors import AutotuneError, JournalError
 from autotune.executors.base import Executor
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
+from autotune.listener import Budget, Listener, Silent
 from autotune.loop import SearchLoop
 from autotune.masking import masked_command
 from autotune.objectives import Constraint, Objective
@@ -36,70 +36,6 @@ from autotune.search.storage import check_storage
 from autotune.search.study import Study
 from autotune.space.context import DataProfile
 from autotune.space.space import SearchSpace
-
-DEFAULT_TRIALS = 40
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """When a search ends.
-
-    Attributes:
-        trials: Trials that take a probe, the baseline included; None for no limit.
-        wall_time_s: Time after which no further probe starts; None for no limit.
-    """
-
-    trials: int | None = DEFAULT_TRIALS
-    wall_time_s: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.trials is not None and self.trials < 1:
-            raise UsageError(f"a budget of {self.trials} trials probes nothing.")
-        if self.wall_time_s is not None and self.wall_time_s <= 0:
-            raise UsageError("a wall-time budget must be greater than zero.")
-
-
-class Listener(Protocol):
-    """Hears of a search's progress; all methods are optional no-ops in :class:`Silent`."""
-
-    def on_plan(self, plan: Plan, budget: Budget) -> None:
-        """Hear what will be searched."""
-        ...
-
-    def on_probe(self, number: int, candidate: Mapping[str, Any]) -> None:
-        """Hear that a probe starts."""
-        ...
-
-    def on_trial(self, trial: Trial, report: Report) -> None:
-        """Hear of a finished or confirmed trial; ``report`` is current."""
-        ...
-
-    def on_confirm(self, numbers: Sequence[int]) -> None:
-        """Hear that the finalists are probed again."""
-        ...
-
-    def on_beyond(self, numbers: Sequence[int]) -> None:
-        """Hear that nothing fits, and that trials are predicted without the card's limit."""
-        ...
-
-
-class Silent:
-    """A listener that does nothing."""
-
-    def on_plan(self, plan: Plan, budget: Budget) -> None:
-        """Do nothing."""
-
-    def on_probe(self, number: int, candidate: Mapping[str, Any]) -> None:
-        """Do nothing."""
-
-    def on_trial(self, trial: Trial, report: Report) -> None:
-        """Do nothing."""
-
-    def on_confirm(self, numbers: Sequence[int]) -> None:
-        """Do nothing."""
-
-    def on_beyond(self, numbers: Sequence[int]) -> None:
-        """Do nothing."""
 
 
 class Tuner:
@@ -120,7 +56,7 @@ class Tuner:
         listener: Hears of progress.
         command: The command line to record; a password in it is masked.
         **request: Further fields of :class:`autotune.plan.Request`, such as ``device``,
-            ``memory_budget_bytes``, ``global_batch``, ``pins`` and ``min_coverage``.
+            ``memory_budget_bytes``, ``global_batch``, ``pins`` and ``processes``.
     """
 
     def __init__(
@@ -318,6 +254,7 @@ class Tuner:
         copies = host.usable_cpus() if device.startswith("virtual:") else 1
         executor = SubprocessExecutor(
             devices=(device,) * copies,
+            processes=self.request.num_processes,
             timeout_s=self.request.probe_timeout_s,
             log_folder=folder.work,
             trainer=self.request.trainer,

@@ -30,7 +30,15 @@ from autotune.executors import device_peak
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.plan import describe
-from autotune.probe import prediction, sources, trl_file, trl_script, trl_yaml, trust
+from autotune.probe import (
+    accelerate_config,
+    prediction,
+    sources,
+    trl_file,
+    trl_script,
+    trl_yaml,
+    trust,
+)
 from autotune.probe.trl_file import TrlFile
 from autotune.report.comparison import Comparison, compare
 from autotune.report.trial import Trial
@@ -152,7 +160,9 @@ def _command(file: Path, run: Path, trainer: str | None) -> list[str]:
         UsageError: If ``trl`` has no command for it, and it is no script.
     """
     if file.suffix == trl_script.SUFFIX:
-        return [sys.executable, str(run.resolve())]
+        launched = accelerate_config.beside(file)
+        launch = ["-m", "accelerate.commands.launch", "--config_file", str(launched.resolve())]
+        return [sys.executable, *(launch if launched.exists() else []), str(run.resolve())]
     name = trl_file.read(file, trainer).trainer
     if name not in trl_yaml.TRL_COMMANDS:
         raise UsageError(
@@ -240,6 +250,9 @@ def _verify(
         "--logging_steps",
         "1",
     ]
+    launched = accelerate_config.beside(file)
+    if launched.exists() and file.suffix != trl_script.SUFFIX:
+        command += ["--accelerate_config", str(launched.resolve())]
     is_predicted = trial is not None and trial.source == prediction.SOURCE
     watched = device_peak.environment(folder / "hook") if is_predicted else {}
     started = time.monotonic()

@@ -10,8 +10,8 @@ from autotune.units import counted, format_duration, format_gib
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from autotune.listener import Budget
     from autotune.plan import Plan
-    from autotune.tuner import Budget
 
 FINALISTS = 8
 
@@ -37,6 +37,7 @@ def planned(plan: Plan, budget: Budget) -> dict[str, Any]:
         "budget_bytes": plan.budget_bytes,
         "budget_source": plan.budget_source,
         "global_batch": context.global_batch,
+        "processes": context.num_processes,
         "space": plan.request.space.name,
         "num_candidates": size,
         "num_candidates_is_exact": size < SIZE_LIMIT,
@@ -53,6 +54,7 @@ def planned(plan: Plan, budget: Budget) -> dict[str, Any]:
         "notices": list(plan.notices),
         "baseline": plan.space.baseline,
         "baseline_config": plan.config(plan.space.baseline),
+        "baseline_accelerate_config": plan.accelerate(plan.space.baseline),
     }
 
 
@@ -65,6 +67,7 @@ def print_planned(facts: dict[str, Any], console: Console) -> None:
         f"model: {facts['model']['architecture']}, "
         f"{facts['model']['num_parameters']:,} parameters",
         f"device: {facts['device']['label']}",
+        *([f"processes: {facts['processes']}"] if facts["processes"] > 1 else []),
         f"budget: {format_gib(facts['budget_bytes'])} ({facts['budget_source']})",
         f"space {facts['space']}: {size}",
         "",

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import TaskID
 
+    from autotune.listener import Budget
     from autotune.plan import Plan
     from autotune.report.model import Report, Trial
-    from autotune.tuner import Budget
 
 
 class Progress:

@@ -65,6 +65,8 @@ def export(
     For a trainer that `trl` has no command for, it is a Python script; a FILE that ends in .yaml
     holds the configuration alone.
     """
+    from autotune.probe import accelerate_config
+
     if output is not None:
         common.check_file(output, "--output")
     with _reading(run):
@@ -80,9 +82,13 @@ def export(
     if output is None:
         _check_encoding(text, trial.suffix)
         print(text, end="")
+        if trial.accelerate:
+            common.say("to train in several processes, write it to a file: -o writes theirs, too")
         return 0
     trial.export(output)
     common.say(f"wrote {output}")
+    if trial.accelerate:
+        common.say(f"wrote {accelerate_config.beside(output)}")
     return 0
 
 

@@ -61,6 +61,14 @@ def search(
     phases: Annotated[
         str, typer.Option(help="Further phases to measure: eval,save.", metavar="eval,save")
     ] = "",
+    processes: Annotated[
+        int | None,
+        typer.Option(help="Processes of one training run, a device each.  [default: 1]", min=1),
+    ] = None,
+    accelerate_config: Annotated[
+        Path | None,
+        typer.Option(help="File for accelerate launch; decides on processes and sharding."),
+    ] = None,
     sampler: Annotated[str, typer.Option(help="auto, tpe, nsgaii, gp, random or grid.")] = "auto",
     seed: options.Seed = 0,
     run_dir: Annotated[
@@ -92,6 +100,8 @@ def search(
         "measured_steps": measured_steps,
         "seed": seed,
         "space": trainer if space is None else space,
+        "processes": processes,
+        "accelerate_config": None if accelerate_config is None else str(accelerate_config),
         "sampler": sampler,
         "run_dir": run_dir,
         "resume": resume,
@@ -168,8 +178,9 @@ def _search(
     as_json: bool,
 ) -> int:
     from autotune.cli.progress import Progress
+    from autotune.listener import DEFAULT_TRIALS, Budget
     from autotune.report import terminal
-    from autotune.tuner import DEFAULT_TRIALS, Budget, Tuner
+    from autotune.tuner import Tuner
 
     if trials is None and limit_s is None:
         trials = DEFAULT_TRIALS
@@ -201,11 +212,19 @@ def _search(
 
 def _train_with(report: Report, folder: Path) -> str:
     """Return the command that trains with the balanced configuration."""
+    from autotune.probe import accelerate_config
+
     best = folder / f"best{report.pick('balanced').suffix}"
-    if best.suffix == ".py":
-        return f"{shlex.quote(sys.executable)} {shlex.quote(str(best))}"
-    trl = shlex.quote(common.program("trl"))
-    return f"{trl} {report.trainer} --config {shlex.quote(str(best))}"
+    own = accelerate_config.beside(best) if report.pick("balanced").accelerate else None
+    if best.suffix == ".py" and own is not None:
+        command = [common.program("accelerate"), "launch", "--config_file", str(own), str(best)]
+    elif best.suffix == ".py":
+        command = [sys.executable, str(best)]
+    else:
+        command = [common.program("trl"), report.trainer, "--config", str(best)]
+        # With `=` between them trl would not know the option.
+        command += [] if own is None else ["--accelerate_config", str(own)]
+    return shlex.join(command)
 
 
 def _say_of_weights(config: Mapping[str, Any]) -> None:
@@ -227,7 +246,8 @@ def _dry_run(
     as_json: bool,
 ) -> int:
     from autotune.cli.planned import planned, print_planned
-    from autotune.tuner import DEFAULT_TRIALS, Budget, Tuner
+    from autotune.listener import DEFAULT_TRIALS, Budget
+    from autotune.tuner import Tuner
 
     if trials is None and limit_s is None:
         trials = DEFAULT_TRIALS

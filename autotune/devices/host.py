@@ -99,8 +99,10 @@ def available_memory() -> int:
     return available
 
 
-def process_env(device: str) -> dict[str, str]:
+def process_env(device: str, processes: int = 1) -> dict[str, str]:
     """Return what must be set before a process that uses ``device`` starts.
+
+    Several ``processes`` share the cores.
 
     ``auto`` is taken for the CPU where no NVIDIA device file exists; a wrong guess costs a second
     worker server, nothing else.
@@ -113,7 +115,9 @@ def process_env(device: str) -> dict[str, str]:
     chosen.update({k: v for k, v in ONEDNN_ENV.items() if k not in os.environ})
     # `trl` starts training by `accelerate launch`, which gives it one thread unless told otherwise
     # (accelerate/commands/launch.py, num_cpu_threads_per_process): half the rate on two cores.
-    chosen["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(num_threads())
+    chosen["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS") or str(
+        max(num_threads() // processes, 1)
+    )
     return chosen
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -84,18 +85,30 @@ def write_request(spec: ProbeSpec, *, asked_at: float) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name in _LEFTOVERS:
             (folder / name).unlink(missing_ok=True)
+        for place in folder.glob("rank-*"):
+            shutil.rmtree(place)
         tasks.write_json(folder / "spec.json", spec.to_dict())
         tasks.write_json(folder / "request.json", {"spec": spec.to_dict(), "asked_at": asked_at})
 
 
-def conclude(spec: ProbeSpec, ending: Ending) -> ProbeResult:
+def conclude(
+    spec: ProbeSpec,
+    ending: Ending,
+    how: Callable[[ProbeSpec, Ending], ProbeResult] | None = None,
+) -> ProbeResult:
     """Return the result of an ended probe and leave it in its folder as ``result.json``.
+
+    Args:
+        spec: The probe's.
+        ending: How its process ended.
+        how: Decides what became of it; :func:`decide` by default.
 
     Raises:
         AutotuneError: The error that the probe ended with, if the search can't go on after it.
         ExecutorError: If the disk is full or the folder can't be written.
     """
-    result = replace(decide(spec, ending), num_neighbours=ending.num_neighbours)
+    result = (how or decide)(spec, ending)
+    result = replace(result, num_neighbours=ending.num_neighbours)
     timeline = replace(result.timeline, total_s=time.time() - ending.asked_at)
     result = replace(result, timeline=timeline)
     folder = Path(spec.folder)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import AutotuneError, ExecutorError
+from autotune.errors import AutotuneError, ExecutorError, UsageError
 from autotune.executors import evidence
 from autotune.executors.base import registry
 from autotune.executors.disk import temporary_folder
@@ -48,9 +48,15 @@ class InProcessExecutor:
         """Run ``spec`` to its end and return a future that is done.
 
         Raises:
+            UsageError: If it is for several processes.
             ExecutorError: If the executor was shut down.
         """
         self._check_open()
+        if spec.processes > 1:
+            raise UsageError(
+                f"a probe in {spec.processes} processes can't run in this one.",
+                hint="Use SubprocessExecutor(processes=...).",
+            )
         future: Future[ProbeResult] = Future()
         if self._device is not None:
             spec = replace(spec, device=self._device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -12,17 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import UsageError
-from autotune.executors import evidence
+from autotune.executors import evidence, ranks
 from autotune.executors.base import registry
 from autotune.executors.disk import temporary_folder
 from autotune.executors.dispatch import Dispatcher
 from autotune.executors.evidence import Ending
 from autotune.executors.jobs import Job, Slot
+from autotune.executors.slots import AUTO, slots_of
 from autotune.probe.result import ProbeResult
 from autotune.probe.spec import ProbeSpec
-
-AUTO = "auto"
-"""The device that a worker finds; a spec names it once it is known."""
 
 PRELOAD = (
     "torch",
@@ -51,7 +48,10 @@ class SubprocessExecutor:
     Args:
         devices: CUDA indices or device names; one probe at a time runs on each. ``auto`` and
             ``virtual`` run a spec on the device it names, and show it one card and none.
-        devices_per_probe: Devices that one probe uses; only 1 is supported.
+        processes: Processes of one probe, which train together, each on a device of its own;
+            more than one are started by ``accelerate launch`` with the spec's configuration. A
+            slot then has so many devices: several that are given form groups, a single one is
+            the first of its group.
         timeout_s: Wall-clock limit of a probe; a spec's own lower limit goes first.
         launch: ``fork``, ``spawn`` (a fresh interpreter each), or ``auto``: fork where that is
             safe.
@@ -67,7 +67,7 @@ class SubprocessExecutor:
     def __init__(
         self,
         devices: Sequence[int | str] = (AUTO,),
-        devices_per_probe: int = 1,
+        processes: int = 1,
         timeout_s: float = 300.0,
         launch: str = "auto",
         *,
@@ -78,17 +78,15 @@ class SubprocessExecutor:
     ) -> None:
         if launch not in ("auto", "fork", "spawn"):
             raise UsageError(f"launch is {launch!r}.", hint="Choose auto, fork or spawn.")
-        if devices_per_probe != 1:
-            raise UsageError(
-                f"A probe can't run on {devices_per_probe} devices yet.",
-                hint="Use devices_per_probe=1.",
-            )
+        if processes < 1:
+            raise UsageError(f"processes is {processes}.", hint="A probe has one at least.")
         if not devices:
             raise UsageError("No device was given.", hint="Use devices=('cpu',) or devices=(0,).")
         if timeout_s <= 0:
             raise UsageError(f"timeout_s is {timeout_s}.", hint="It must be above 0.")
         self.timeout_s = timeout_s
-        self._slots = tuple(_slot(device) for device in devices)
+        self.processes = processes
+        self._slots = slots_of(devices, processes)
         if preload is None:
             virtual = all(str(device).partition(":")[0] == "virtual" for device in devices)
             preload = (*PRELOAD, f"autotune.worker.adapters:{trainer}", *(_VIRTUAL * virtual))
@@ -110,8 +108,15 @@ class SubprocessExecutor:
         """Start ``spec`` on the next free slot, whose device replaces the spec's.
 
         Raises:
+            UsageError: If the spec is for another number of processes than a slot has room for.
             ExecutorError: If the executor was shut down.
         """
+        if spec.processes != self.processes:
+            raise UsageError(
+                f"the probe is for {spec.processes} process(es), and the executor's slots are for"
+                f" {self.processes}.",
+                hint="Give the executor and the search the same number of processes.",
+            )
         placed = [spec]
 
         def begin(slot: Slot, asked_at: float) -> Path:
@@ -121,10 +126,11 @@ class SubprocessExecutor:
             return Path(spec.folder)
 
         def finish(ending: Ending) -> ProbeResult:
-            return evidence.conclude(placed[0], ending)
+            several = placed[0].processes > 1
+            return evidence.conclude(placed[0], ending, ranks.decide if several else None)
 
         job = Job(
-            task="probe",
+            task="launch" if spec.processes > 1 else "probe",
             timeout_s=min(spec.timeout_s, self.timeout_s),
             process_env=spec.process_env,
             begin=begin,
@@ -176,38 +182,6 @@ class SubprocessExecutor:
 
 def _let_go(executor: SubprocessExecutor, future: Future[ProbeResult]) -> None:
     """Do nothing: being called with the executor is enough to have kept it alive."""
-
-
-def _slot(device: int | str) -> Slot:
-    """Return the slot for a CUDA index or a device name.
-
-    A probe sees its own card alone, under index 0, so that nothing it loads can touch another.
-    """
-    if isinstance(device, int):
-        device = f"cuda:{device}"
-    kind, _, index = device.partition(":")
-    if kind == AUTO:
-        # Which kind it is only a worker can tell; if it is CUDA, one card is enough.
-        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0].strip()
-        return Slot(AUTO, {"CUDA_VISIBLE_DEVICES": first})
-    if kind == "virtual":
-        # Libraries must not find a real card beside the pretended one.
-        return Slot(device if index else AUTO, {"CUDA_VISIBLE_DEVICES": ""})
-    if kind != "cuda":
-        return Slot(device)
-    if index and not index.isdigit():
-        raise UsageError(f"The device {device!r} is unknown.", hint="Use cuda:0, cuda:1, ...")
-    number = int(index or 0)
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return Slot("cuda:0", {"CUDA_VISIBLE_DEVICES": str(number)})
-    names = [name.strip() for name in visible.split(",") if name.strip()]
-    if number >= len(names):
-        raise UsageError(
-            f"There is no {device}: CUDA_VISIBLE_DEVICES={visible} shows {len(names)} device(s).",
-            hint="Change CUDA_VISIBLE_DEVICES or the device.",
-        )
-    return Slot("cuda:0", {"CUDA_VISIBLE_DEVICES": names[number]})
 
 
 registry.register("subprocess", SubprocessExecutor)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -109,9 +109,19 @@ class StepRecord:
     generation_time_s: float = 0.0
     num_generations: int = 1
 
-    def time_s(self, accumulation_steps: int) -> float:
-        """Return the wall time of this step with ``accumulation_steps`` such micro-batches."""
-        micro_s = self._scale(accumulation_steps) * sum(self.micro_times_s)
+    def time_s(self, accumulation_steps: int, *, last_waits: bool = False) -> float:
+        """Return the wall time of this step with ``accumulation_steps`` such micro-batches.
+
+        Args:
+            accumulation_steps: Micro-batches of a full step.
+            last_waits: Whether the last one waits for other processes to exchange gradients, as
+                it does once per step however many there are; the others alone are repeated then.
+        """
+        *others, last = self.micro_times_s
+        if last_waits and others:
+            micro_s = sum(others) / len(others) * (accumulation_steps - 1) + last
+        else:
+            micro_s = self._scale(accumulation_steps) * sum(self.micro_times_s)
         return self.generation_s(accumulation_steps) + micro_s + self.optimizer_time_s
 
     def generation_s(self, accumulation_steps: int) -> float:
@@ -119,15 +129,15 @@ class StepRecord:
         by_micro_batch = self.num_generations == len(self.micro_times_s)
         return self.generation_time_s * (self._scale(accumulation_steps) if by_micro_batch else 1)
 
-    def tokens_per_s(self, accumulation_steps: int) -> float:
+    def tokens_per_s(self, accumulation_steps: int, *, last_waits: bool = False) -> float:
         """Return non-padding tokens per second with ``accumulation_steps`` such micro-batches."""
-        scale = self._scale(accumulation_steps)
-        return scale * self.num_tokens / self.time_s(accumulation_steps)
+        time_s = self.time_s(accumulation_steps, last_waits=last_waits)
+        return self._scale(accumulation_steps) * self.num_tokens / time_s
 
-    def rows_per_s(self, accumulation_steps: int) -> float:
+    def rows_per_s(self, accumulation_steps: int, *, last_waits: bool = False) -> float:
         """Return processed rows per second with ``accumulation_steps`` such micro-batches."""
-        scale = self._scale(accumulation_steps)
-        return scale * self.num_rows / self.time_s(accumulation_steps)
+        time_s = self.time_s(accumulation_steps, last_waits=last_waits)
+        return self._scale(accumulation_steps) * self.num_rows / time_s
 
     def _scale(self, accumulation_steps: int) -> float:
         return accumulation_steps / len(self.micro_times_s)
@@ -203,6 +213,8 @@ class Measurement:
         cpu_taken_by_others_ratio: Share (0 to 1) of the host's processor time that others used
             during the measured steps, time stolen by a hypervisor included; None if unknown.
         makeup: What the peak is made of, see :mod:`autotune.virtual.summary`; None if measured.
+        ranks: Of a probe in several processes, what each of them measured; the fields above are
+            then the worst one's memory and the whole job's steps. Empty for one process.
     """
 
     source: str
@@ -220,6 +232,7 @@ class Measurement:
     num_trainable_parameters: int | None = None
     cpu_taken_by_others_ratio: float | None = None
     makeup: Mapping[str, Any] | None = None
+    ranks: tuple[Measurement, ...] = ()
 
     def fit_bytes(self, peak: MemoryPeak) -> int | None:
         """Return the bytes of ``peak`` that decide whether a run fits."""
@@ -252,7 +265,7 @@ class Measurement:
     @property
     def tokens_per_s(self) -> Interval:
         """Return trained (non-padding) tokens per second over the measured steps."""
-        return Interval.of([step.tokens_per_s(self.accumulation_steps) for step in self.steps])
+        return Interval.of(self._each(StepRecord.tokens_per_s))
 
     @property
     def samples_per_s(self) -> Interval:
@@ -264,13 +277,13 @@ class Measurement:
         num_samples = self.samples_per_epoch
         if num_samples and self.tokens_per_epoch:
             return self.tokens_per_s.scaled(num_samples / self.tokens_per_epoch)
-        rates = [step.rows_per_s(self.accumulation_steps) for step in self.steps]
+        rates = self._each(StepRecord.rows_per_s)
         return Interval.of([rate / self.rows_per_sample for rate in rates])
 
     @property
     def step_time_s(self) -> Interval:
         """Return wall time per full optimizer step, in seconds."""
-        return Interval.of([step.time_s(self.accumulation_steps) for step in self.steps])
+        return Interval.of(self._each(StepRecord.time_s))
 
     @property
     def padding_share(self) -> float:
@@ -292,14 +305,30 @@ class Measurement:
         """Return the rows of the original data set; None if their number is not known."""
         return self.rows_per_epoch / self.rows_per_sample if self.rows_per_epoch else None
 
+    @property
+    def num_processes(self) -> int:
+        """Return how many processes trained together."""
+        return max(len(self.ranks), 1)
+
+    def _each(self, read: Callable[..., float]) -> list[float]:
+        """Return a quantity of each full step."""
+        waits = bool(self.ranks)
+        return [read(step, self.accumulation_steps, last_waits=waits) for step in self.steps]
+
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values."""
-        return asdict(self)
+        data = asdict(self)
+        if self.ranks:
+            data["ranks"] = [rank.to_dict() for rank in self.ranks]
+        else:
+            del data["ranks"]  # as in records from before there were several processes
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Measurement:
         """Return the record that :meth:`to_dict` wrote."""
         values = dict(data)
+        values["ranks"] = tuple(cls.from_dict(rank) for rank in values.get("ranks", ()))
         for name in ("steps", "warmup_steps"):
             values[name] = tuple(
                 StepRecord(**{**step, "micro_times_s": tuple(step["micro_times_s"])})
@@ -360,7 +389,10 @@ class ProbeResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, with the schema number."""
-        return {"schema": SCHEMA, **asdict(self), "outcome": self.outcome.value}
+        data = {"schema": SCHEMA, **asdict(self), "outcome": self.outcome.value}
+        if self.measurement is not None:
+            data["measurement"] = self.measurement.to_dict()
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ProbeResult:

@@ -40,6 +40,9 @@ class ProbeSpec:
         timeout_s: Wall-clock limit.
         seed: Seed of the probe.
         trust_remote_code: Whether the model's own code may run.
+        processes: Processes that train together, each on a device of its own.
+        accelerate: The configuration that ``accelerate launch`` starts several with, as it is
+            exported; empty for one process.
     """
 
     probe_id: str
@@ -64,10 +67,15 @@ class ProbeSpec:
     timeout_s: float = 300.0
     seed: int = 0
     trust_remote_code: bool = False
+    processes: int = 1
+    accelerate: Mapping[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, with the schema number."""
-        return {"schema": SCHEMA, **asdict(self)}
+        data = {"schema": SCHEMA, **asdict(self)}
+        if self.processes == 1:
+            del data["processes"], data["accelerate"]  # as in specs from before there were several
+        return data
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ProbeSpec:

@@ -133,8 +133,8 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
             ``covers``, ``host_bytes``, ``budget_bytes``, ``tokens_per_s`` (median, low, high),
             ``num_probes``, ``on_the_edge``, ``rate_ratio``, ``memory_ratio``, ``coverage``,
             ``changed``, ``changes``, ``unranked``, ``modelled``, ``needs``, ``device``,
-            ``driver``, ``weights``, ``versions`` and ``trainer``. What is absent or None is left
-            out.
+            ``driver``, ``weights``, ``versions``, ``processes``, ``accelerate_file`` and
+            ``trainer``. What is absent or None is left out.
         file_name: Name of the file, for the command to run it.
     """
     known = {name: value for name, value in header.items() if value is not None}
@@ -145,6 +145,9 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
         rows.append(
             ("host memory", f"{held}, beside the process itself: what the card moves there")
         )
+    if "processes" in known:
+        text = f"{known['processes']}; the memory is the worst one's, the rate the whole job's"
+        rows.append(("processes", text))
     if "covers" in known:
         rows.append(("covers", known["covers"]))
     rows += [("rate", text) for text in _rate(known)]
@@ -171,7 +174,8 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
         rows.append(("trainer", str(trainer)))
     # What does not work is exported to be looked at.
     if known.get("outcome", "ok") == "ok":
-        rows += [("run it with", text) for text in run_with(trainer, file_name)]
+        commands = run_with(trainer, file_name, known.get("accelerate_file"))
+        rows += [("run it with", text) for text in commands]
     first, *rest = rows
     width = max((len(label) for label, _ in rest), default=0)
     lines, last = [f"{MARK}{first[1]}"], ""
@@ -181,11 +185,20 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
     return [_printable(line) for line in lines]
 
 
-def run_with(trainer: str | None, file_name: str) -> list[str]:
-    """Return the commands that run an exported file, the usual one first; none if none does."""
+def run_with(trainer: str | None, file_name: str, accelerate_file: str | None = None) -> list[str]:
+    """Return the commands that run an exported file, the usual one first; none if none does.
+
+    Args:
+        trainer: That it is for.
+        file_name: Of the file.
+        accelerate_file: What ``accelerate launch`` starts several processes with.
+    """
     if file_name.endswith(".py"):
+        if accelerate_file is not None:
+            return [f"accelerate launch --config_file {accelerate_file} {file_name}"]
         return [f"python {file_name}", f"accelerate launch {file_name}"]
-    return [f"trl {trainer} --config {file_name}"] if trainer in TRL_COMMANDS else []
+    launched = "" if accelerate_file is None else f" --accelerate_config {accelerate_file}"
+    return [f"trl {trainer} --config {file_name}{launched}"] if trainer in TRL_COMMANDS else []
 
 
 def settings(changed: Mapping[str, Any]) -> str:

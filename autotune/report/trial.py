@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.errors import UsageError
 from autotune.objectives import TIE_LIMIT, Objective
-from autotune.probe import trl_script, trl_yaml, typed
+from autotune.probe import accelerate_config, trl_script, trl_yaml, typed
 from autotune.probe.modelled import engine_of
 from autotune.probe.result import (
     Interval,
@@ -47,6 +47,8 @@ class Trial:
         digest: Digest of the candidate.
         needed_bytes: Of one that ran out where nothing fits, the predicted peak of the whole run
             without the card's limit; None if that was not predicted.
+        accelerate: The configuration of ``accelerate launch`` that goes with it; empty for one
+            process.
         facts: What the report knows beside it, for the header of an export; not part of the
             JSON, and bound by :meth:`autotune.report.model.Report.pick`.
     """
@@ -65,6 +67,7 @@ class Trial:
     skipped_because: str | None = None
     digest: str = ""
     needed_bytes: int | None = None
+    accelerate: Mapping[str, Any] = field(default_factory=dict)
     facts: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -180,6 +183,8 @@ class Trial:
         }
         if pooled is not None and engine_of(pooled.makeup) is not None:
             own["modelled"] = "vLLM's share of memory and time"
+        if self.accelerate:
+            own["processes"] = int(self.accelerate["num_processes"])
         if rate is not None:
             own["tokens_per_s"] = {"median": rate.median, "low": rate.low, "high": rate.high}
         if pooled is not None and peak is not None:
@@ -197,33 +202,43 @@ class Trial:
         """Return how a file that can be run is called: ``.yaml`` for trl, ``.py`` without."""
         return trl_script.SUFFIX if self.facts.get("script") else ".yaml"
 
-    def rendered(self, file_name: str) -> str:
+    def rendered(self, file_name: str, *, accelerate_file: str | None = None) -> str:
         """Return the configuration as a file of that name holds it.
+
+        Args:
+            file_name: Of the file.
+            accelerate_file: What starts its processes, beside it; None if there is no such file.
 
         Raises:
             UsageError: If it is called like a script and the trainer has none, or the
                 configuration holds what cannot be written.
         """
         script = self.facts.get("script")
+        header = {**self.header(), "accelerate_file": accelerate_file}
         if not file_name.endswith(trl_script.SUFFIX):
-            return trl_yaml.render(self.config, self.header(), file_name=file_name)
+            return trl_yaml.render(self.config, header, file_name=file_name)
         if not script:
             raise UsageError(
                 f"{self.facts.get('trainer', 'this trainer')} is not exported as a script.",
                 hint="Give the name of a YAML file, which the trl command reads.",
             )
-        return trl_script.render(self.config, self.header(), script, file_name=file_name)
+        return trl_script.render(self.config, header, script, file_name=file_name)
 
     def export(self, path: str | Path) -> Path:
         """Write the configuration as the YAML that ``trl`` reads, and return the path.
 
         For a trainer that ``trl`` has no command for, a file called ``.py`` is a script that runs.
+        The configuration of ``accelerate launch``, if there is one, is written beside it.
 
         Raises:
             UsageError: As by :meth:`rendered`.
         """
         target = Path(path)
-        trl_yaml.write_text(target, self.rendered(target.name))
+        own = accelerate_config.beside(target) if self.accelerate else None
+        if own is not None:
+            accelerate_config.write(self.accelerate, own, trainer_file=target.name)
+        text = self.rendered(target.name, accelerate_file=None if own is None else own.name)
+        trl_yaml.write_text(target, text)
         return target
 
     def to_dict(self) -> dict[str, Any]:
@@ -231,7 +246,9 @@ class Trial:
         data = {
             item.name: getattr(self, item.name) for item in fields(self) if item.name != "facts"
         }
-        data |= {name: dict(data[name]) for name in _MAPPINGS}
+        data |= {name: dict(data[name]) for name in (*_MAPPINGS, "accelerate")}
+        if not self.accelerate:
+            del data["accelerate"]
         data["changes"] = list(self.changes)
         if self.needed_bytes is None:
             del data["needed_bytes"]  # as in records from before there was such a field

@@ -286,6 +286,8 @@ class Context:
         budget_bytes: Peak memory that a candidate must stay within; None if not known.
         refusals: Per knob, values that were found to fail or to have no effect in this trainer,
             each with the reason.
+        sharding: How the user's own accelerate configuration shards, such as ``zero3``; None
+            where the knob ``sharding`` decides.
     """
 
     trainer: str
@@ -298,3 +300,4 @@ class Context:
     min_coverage: float = 0.0
     budget_bytes: int | None = None
     refusals: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    sharding: str | None = None

@@ -287,6 +287,7 @@ registry: Registry[Knob] = Registry(
         "autotune.space.knobs.preference",
         "autotune.space.knobs.online",
         "autotune.space.knobs.vllm",
+        "autotune.space.knobs.sharding",
     ),
 )
 

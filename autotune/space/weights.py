@@ -29,6 +29,12 @@ def least_bytes(num_parameters: int, form: str) -> int:
     return round(num_parameters * BYTES_PER_PARAMETER[form])
 
 
+def num_shares(context: Context) -> int:
+    """Return among how many processes the weights may be divided; 1 where each holds all."""
+    whole = context.device.kind == "cpu" or context.sharding in ("ddp", "zero1", "zero2")
+    return 1 if whole else context.num_processes
+
+
 def smallest_dtype(context: Context, adaptation: str) -> str:
     """Return the smallest value of the knob ``dtype`` that weights can be trained in here."""
     if context.device.supports_bf16:
@@ -60,12 +66,16 @@ def excess(context: Context, adaptation: str, dtype: str) -> Refusal | None:
     if budget is None or context.model.quantized:
         return None  # a quantised checkpoint's parameters take what it says, not what dtype says
     form = _QUANTISED.get(adaptation, dtype)
-    least = least_bytes(context.model.num_parameters, form)
+    shares = num_shares(context)
+    least = least_bytes(context.model.num_parameters, form) // shares
     if least <= budget:
         return None
     needed, there = format_gib_apart(least, budget)
+    what = (
+        f"the weights alone, divided by {shares}, take" if shares > 1 else "the weights alone take"
+    )
     return Refusal(
-        f"the weights alone take {needed} in {form}, more than the budget of {there}",
+        f"{what} {needed} in {form}, more than the budget of {there}",
         remedies=remedies(context),
     )
 
@@ -138,7 +148,10 @@ def _larger_budgets(context: Context) -> list[Remedy]:
     budget, total = context.budget_bytes, context.device.total_bytes
     if budget is None:
         return []
-    sizes = {least_bytes(context.model.num_parameters, form) for form in BYTES_PER_PARAMETER}
+    shares = num_shares(context)
+    sizes = {
+        least_bytes(context.model.num_parameters, form) // shares for form in BYTES_PER_PARAMETER
+    }
     return [
         Remedy(
             text=f"raise --memory-budget above the {format_gib_up(size)} of the weights",

@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 
 from autotune.devices.base import DeviceBackend
 from autotune.probe.spec import ProbeSpec
+from autotune.testing import processes
 from autotune.trainers.base import Recorder, TrainingSession
 from autotune.trainers.schedule import num_steps
 
@@ -294,3 +295,84 @@ def fork_sleeper(*, new_session: bool = False) -> int:
         time.sleep(_FOREVER_S + len(held) * 0)
     finally:
         os._exit(0)
+
+
+class LosesPeer(Finishes):
+    """Raises once the second process has ended, as a collective does without its other side."""
+
+    def _go_wrong(self, recorder: Recorder) -> None:
+        file = self.folder.with_name("rank-1") / "pid"
+        while not file.exists() or processes.is_alive(int(file.read_text())):
+            time.sleep(0.01)
+        raise RuntimeError("Connection closed by peer")
+
+
+class _OnRankOne(Finishes):
+    """Goes wrong in the second of several processes, while the others wait for it."""
+
+    fault: ClassVar[type[Finishes]]
+    meanwhile: ClassVar[type[Finishes]] = Hangs
+
+    def _go_wrong(self, recorder: Recorder) -> None:
+        is_second = os.environ.get("RANK") == "1"
+        kind = self.fault if is_second else self.meanwhile
+        kind._go_wrong(self, recorder)
+
+
+class RankOutOfMemory(_OnRankOne):
+    """Runs out of device memory in one process, while another is deaf to requests to end."""
+
+    fault = RaisesOutOfMemory
+    meanwhile = HangsDeaf
+
+
+class RankFillsMemory(_OnRankOne):
+    """Goes over the budget in one process."""
+
+    fault = FillsMemory
+
+
+class RankKilledWhenFull(_OnRankOne):
+    """Is killed in one process, as by the kernel for want of memory; the other loses its peer."""
+
+    fault = KilledWhenFull
+    meanwhile = LosesPeer
+
+
+class RankKilled(_OnRankOne):
+    """Is killed in one process, and nothing tells why."""
+
+    fault = KilledFromOutside
+    meanwhile = LosesPeer
+
+
+class RankSegfaults(_OnRankOne):
+    """Reads where there is nothing to read, in one process."""
+
+    fault = Segfaults
+
+
+class RankRaises(_OnRankOne):
+    """Raises in one process what nobody expects; the other loses its peer."""
+
+    fault = Raises
+    meanwhile = LosesPeer
+
+
+class RankDiverges(_OnRankOne):
+    """Gets a loss that is not a number, in one process."""
+
+    fault = LosesItself
+
+
+class RankLeavesAtOnce(_OnRankOne):
+    """Ends one process without a result and without an error."""
+
+    fault = LeavesAtOnce
+    meanwhile = Finishes
+
+
+class RankHangs(_OnRankOne):
+    """Makes no progress in any process."""
+
+    fault = HangsDeaf

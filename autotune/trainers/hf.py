@@ -34,6 +34,7 @@ from trl import (
 
 from autotune.devices.base import DeviceBackend, MicroBatches
 from autotune.errors import UnknownNameError
+from autotune.probe import accelerate_config
 from autotune.probe.spec import ProbeSpec
 from autotune.space.knobs.batching import TRL_BATCH_SIZE
 from autotune.trainers import models
@@ -133,7 +134,8 @@ def accumulation(spec: ProbeSpec) -> int:
     """Return the micro-batches per step that the probe runs."""
     return probe_accumulation(
         spec.accumulation_steps,
-        batch_size=int(spec.config.get("per_device_train_batch_size", TRL_BATCH_SIZE)),
+        batch_size=spec.processes
+        * int(spec.config.get("per_device_train_batch_size", TRL_BATCH_SIZE)),
         packed=bool(spec.config.get("packing", False)),
         rows_per_step=spec.rows_per_step,
     )
@@ -409,6 +411,8 @@ class HfAdapter(ABC):
             peft_config=get_peft_config(model_args),
             **self.further_arguments(spec, training_args, load),
         )
+        if spec.processes > 1:
+            check_launched(trainer, spec)
         repeats = device.repeats() if self.batches_decide else None
         return self.session(trainer, spec, sample, repeats)
 
@@ -432,11 +436,13 @@ class HfAdapter(ABC):
             shuffle=spec.config.get("train_sampling_strategy", "random") != "sequential",
             padded=not (spec.config.get("packing") or spec.config.get("padding_free")),
             representative=spec.representative,
+            processes=spec.processes,
         )
         facts = {"worst_batch": schedule.worst_batch, **self.facts(trainer, sample)}
         trainer.train_dataset = processed.select(schedule.rows)
         if "eval" in spec.phases:
-            worst = schedule.rows[: trainer.args.per_device_eval_batch_size * 2]
+            size = trainer.args.per_device_eval_batch_size * spec.processes
+            worst = schedule.rows[: size * 2]
             trainer.eval_dataset = processed.select(worst)
         return self.session_class(trainer, spec, schedule.num_steps, facts, self.count, repeats)
 
@@ -452,6 +458,25 @@ class HfAdapter(ABC):
                 p.numel() for p in trainer.model.parameters() if p.requires_grad
             ),
         }
+
+
+def check_launched(trainer: Any, spec: ProbeSpec) -> None:
+    """Check that the trainer is distributed as the configuration for accelerate says.
+
+    accelerate passes over what it does not support on a device, and trains in another way.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    wanted = accelerate_config.sharding_of(spec.accelerate)
+    kind = trainer.accelerator.distributed_type.value
+    found = {"FSDP": "fsdp", "DEEPSPEED": "zero"}.get(kind, "ddp")
+    if not wanted.startswith(found):
+        raise ValueError(f"accelerate does not shard as {wanted} here: it trains as {kind}")
+    if trainer.args.world_size != spec.processes:
+        raise ValueError(
+            f"the trainer sees {trainer.args.world_size} processes of {spec.processes}"
+        )
 
 
 def prepared_rows(spec: ProbeSpec) -> Dataset:

@@ -89,7 +89,9 @@ def with_random_weights(
         # The rule of TRL's create_model_from_path; accelerate divides a model ("auto") only among
         # device types that it knows by name.
         device = PartialState().device
-        on_host = device.type in ("cpu", "mps")
+        # TRL's trainers: several processes hold a whole model each ("auto" fails).
+        shared = PartialState().distributed_type in ("MULTI_GPU", "MULTI_XPU", "DEEPSPEED")
+        on_host = device.type in ("cpu", "mps") or shared
         divided = "auto" if device.type in ("cuda", "xpu") else {"": device}
         kwargs["device_map"] = None if on_host else divided
     weights: dict[str, _RandomWeight] = {}

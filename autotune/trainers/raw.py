@@ -86,7 +86,7 @@ class RawRowsAdapter(HfAdapter):
         steps = num_steps(spec.warmup_steps + spec.measured_steps, spec.first_worst_steps)
         chosen = subset(
             [max(sequences[number]) for number in usable],
-            num_needed=batch_size * accumulation(spec) * steps,
+            num_needed=batch_size * spec.processes * accumulation(spec) * steps,
             num_longest=2 * batch_size,
             seed=spec.seed,
             at_least=PRECOMPUTED_ROWS_KEPT

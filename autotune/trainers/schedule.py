@@ -69,6 +69,7 @@ def plan(
     shuffle: bool,
     padded: bool = False,
     representative: bool = False,
+    processes: int = 1,
 ) -> Schedule:
     """Lay out the rows of a probe.
 
@@ -84,6 +85,9 @@ def plan(
             one with padding, and one without where the longest rows have one length, in turn.
         representative: Choose typical micro-batches that stand for all, not the first ones, and
             begin with the worst one.
+        processes: Processes that share a step. accelerate deals micro-batches out to them in turn
+            (``BatchSamplerShard``), so that a step holds one of each process after another; the
+            worst one is laid out for every process.
 
     Raises:
         ValueError: If the data set has fewer rows than one micro-batch.
@@ -101,7 +105,7 @@ def plan(
         # A generator of its own: trainers reseed the global one.
         random.Random(seed).shuffle(order)
     num_worst = num_first_worst + LAST_WORST_STEPS
-    filling = batch_size * (accumulation - 1)
+    filling = batch_size * processes * (accumulation - 1)
     if representative:
         count = (accumulation - 1) * num_worst + accumulation * num_typical_steps
         chosen = representatives(_batches(order, batch_size), lengths, count=count)
@@ -110,7 +114,7 @@ def plan(
     # The last one is padded, so that the one before it is not.
     kinds = [(full, masked)[(num_worst - step) % 2] for step in range(num_worst)]
     worst_steps = [
-        [*fillings[step * filling : (step + 1) * filling], *kinds[step]]
+        [*fillings[step * filling : (step + 1) * filling], *(kinds[step] * processes)]
         for step in range(num_worst)
     ]
     if representative:
@@ -120,7 +124,7 @@ def plan(
             for step, rows in enumerate(worst_steps)
         ]
         order = [*order[filling * num_worst :], *order[: filling * num_worst]]
-    typical = _cycle(order, batch_size * accumulation * num_typical_steps)
+    typical = _cycle(order, batch_size * processes * accumulation * num_typical_steps)
     rows = [
         *itertools.chain.from_iterable(worst_steps[:num_first_worst]),
         *typical,

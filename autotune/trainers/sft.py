@@ -44,7 +44,7 @@ class SftAdapter(HfAdapter):
         lengths = rows["num_tokens"]
         batch_size = training_args.per_device_train_batch_size
         steps = num_steps(spec.warmup_steps + spec.measured_steps, spec.first_worst_steps)
-        num_needed = batch_size * accumulation(spec) * steps
+        num_needed = batch_size * spec.processes * accumulation(spec) * steps
         if training_args.packing:
             mean = sum(lengths) / len(lengths)
             num_needed = int(num_needed * max(training_args.max_length / mean, 1.0) * 1.25)

@@ -22,6 +22,8 @@ def main() -> None:
     run.add_argument("task")
     run.add_argument("folder", type=Path)
     run.add_argument("--parent", type=int, default=None, help="process to die with")
+    rank = commands.add_parser("rank", help="run this process's part of a probe; see ranks.py")
+    rank.add_argument("folder", type=Path)
     arguments = parser.parse_args()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -30,6 +32,10 @@ def main() -> None:
 
         parent = os.getppid() if arguments.parent is None else arguments.parent
         run_to_exit(arguments.task, arguments.folder, parent_pid=parent)
+    if arguments.command == "rank":
+        from autotune.worker.ranks import run_rank
+
+        run_rank(arguments.folder)
     from autotune.worker.server import Server
 
     Server(

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -33,14 +33,27 @@ def enter_fork(task: str, folder: Path, env: Mapping[str, str], *, server_pid: i
     for number in (signal.SIGTERM, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    _redirect(folder)
+    redirect(folder)
     os.environ.update(env)
     gc.enable()
     run_to_exit(task, folder, parent_pid=server_pid)
 
 
-def run_to_exit(task: str, folder: Path, *, parent_pid: int) -> NoReturn:
-    """Run ``task`` and end the process, whatever happens, without the server's exit handlers."""
+def run_to_exit(
+    task: str,
+    folder: Path,
+    *,
+    parent_pid: int,
+    exit_code: Callable[[Path], int] = lambda folder: 0,
+) -> NoReturn:
+    """Run ``task`` and end the process, whatever happens, without the server's exit handlers.
+
+    Args:
+        task: What to run.
+        folder: Holds the request; takes the answer.
+        parent_pid: The process to die with.
+        exit_code: Gives the exit code of a task that has answered, from its folder.
+    """
     processes.die_with(parent_pid)
     processes.offer_to_oom_killer()
     code = 1
@@ -51,7 +64,7 @@ def run_to_exit(task: str, folder: Path, *, parent_pid: int) -> NoReturn:
         # Asked to end: say where it hung, then end.
         faulthandler.register(signal.SIGTERM, file=log, all_threads=True, chain=True)
         tasks.run(task, folder)
-        code = 0
+        code = exit_code(folder)
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else int(error.code is not None)
     except BaseException as error:  # noqa: BLE001  the process ends here; its exit code tells
@@ -65,7 +78,8 @@ def run_to_exit(task: str, folder: Path, *, parent_pid: int) -> NoReturn:
         os._exit(code)
 
 
-def _redirect(folder: Path) -> None:
+def redirect(folder: Path) -> None:
+    """Send this process's output to the logs in ``folder``, and give it nothing to read."""
     for fd, path, flags in (
         (0, os.devnull, os.O_RDONLY),
         (1, folder / STDOUT, os.O_WRONLY | os.O_CREAT | os.O_APPEND),

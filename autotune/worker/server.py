@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.worker import child, processes, vitals
+from autotune.worker import child, processes, tasks, vitals
 from autotune.worker.preload import Preloaded, missing, preload
 
 _POLL_S = 1.0
@@ -36,6 +36,7 @@ class _Child:
 
     job: str
     pid: int
+    folder: Path
     available_bytes: int | None
     kill_at: float | None = None
     ending: dict[str, Any] | None = None
@@ -144,7 +145,7 @@ class Server:
         except OSError as error:
             self._send({"event": "failed", "id": job, "error": f"could not start: {error}"})
             return
-        self._children[job] = _Child(job=job, pid=pid, available_bytes=available)
+        self._children[job] = _Child(job=job, pid=pid, folder=folder, available_bytes=available)
         self._send({"event": "started", "id": job, "pid": pid})
 
     def _fork(self, task: str, folder: Path, env: Mapping[str, str]) -> int:
@@ -229,14 +230,15 @@ class Server:
         gone = processes.reap_group(target.pid)
         if not self._adopts:
             return gone and not processes.group_exists(target.pid)
-        if len(self._children) == 1:
-            # Descendants that left the group came to us when their parents died.
-            strays = processes.own_children()
-            for pid in strays:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            gone = all([processes.reap(pid) for pid in strays]) and gone
-        return gone
+        # Descendants that left the group came to us when their parents died. With other probes
+        # beside this one, only its ranks are known to be its own.
+        strays = processes.own_children()
+        if len(self._children) > 1:
+            strays &= tasks.rank_pids(target.folder)
+        for pid in strays:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return all([processes.reap(pid) for pid in strays]) and gone
 
     def _end_everything(self) -> None:
         deadline = time.monotonic() + _LAST_WAIT_S

@@ -11,6 +11,7 @@ import errno
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,32 @@ from autotune import errors
 
 TASKS = {
     "probe": "autotune.worker.run:run_probe",
+    "launch": "autotune.worker.ranks:launch",
+    "rank": "autotune.worker.ranks:check_and_run",
     "prepare": "autotune.worker.prepare:prepare",
     "describe": "autotune.worker.prepare:describe",
     "check_virtual": "autotune.worker.prepare:check_virtual",
     "demo": "autotune.worker.demo:make",
 }
+PID = "pid"
+"""In a rank's folder: its process id."""
+
 EXIT_DISK_FULL = 74
 """Exit code of a process that could not write its answer for want of disk space."""
+
+
+def rank_folder(folder: Path, rank: int) -> Path:
+    """Return the folder of one of a probe's processes."""
+    return folder / f"rank-{rank}"
+
+
+def rank_pids(folder: Path) -> set[int]:
+    """Return the process ids that a probe's processes have left; empty if it has only one."""
+    found = set()
+    for path in folder.glob(f"rank-*/{PID}"):
+        with suppress(OSError, ValueError):
+            found.add(int(path.read_text()))
+    return found
 
 
 def load(name: str) -> Callable[[Mapping[str, Any]], dict[str, Any]]:

@@ -172,3 +172,43 @@ def test_the_version_is_printed(cli: Callable[..., Done]) -> None:
     done = cli("--version")
     assert done.code == 0
     assert done.out.startswith("trl-autotune ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--processes", "0"], "greater than or equal to 1"),
+        (["--processes", "4096"], "4096 processes are more than the"),
+        (["--processes", "2", "--device", "virtual:rtx-4090"], "2 processes can't be predicted"),
+        (["--processes", "2", "--device", "mps"], "one mps device"),
+        (["--accelerate-config", "gone.yaml"], "gone.yaml cannot be read"),
+        (["--accelerate-config", "none.yaml"], "names no distributed_type"),
+        (["--accelerate-config", "pair.yaml", "--processes", "3"], "has num_processes: 2"),
+        (["--accelerate-config", "fsdp.yaml"], "accelerate shards on accelerators alone"),
+    ],
+)
+def test_processes_that_cannot_be_are_refused_before_anything_is_probed(
+    machine: dict[str, Any], cli: Callable[..., Done], arguments: list[str], said: str
+) -> None:
+    Path("none.yaml").write_text("mixed_precision: bf16\n")
+    Path("pair.yaml").write_text("distributed_type: MULTI_GPU\nnum_processes: 2\n")
+    Path("fsdp.yaml").write_text("distributed_type: FSDP\nnum_processes: 2\n")
+    done = cli(*SEARCH, *arguments)
+    assert done.code == 2
+    assert said in done.err
+    assert all(executor.submitted == [] for executor in machine["made"])
+
+
+def test_a_dry_run_says_how_many_processes_there_are(
+    machine: dict[str, Any], cli: Callable[..., Done]
+) -> None:
+    done = cli("search", "some/model", "some/rows", "--dry-run", "--json", "--processes", "2")
+    assert done.code == 0, done.err
+    assert done.json["processes"] == 2
+    assert done.json["baseline_accelerate_config"]["num_processes"] == 2
+    assert "accelerate_config" not in done.json["baseline_config"]
+    removed = {(item["knob"], item["value"]) for item in done.json["removed"]}
+    assert ("sharding", "fsdp2") in removed
+    assert any("2 processes" in notice for notice in done.json["notices"])
+    alone = cli("search", "some/model", "some/rows", "--dry-run")
+    assert "sharding: one process holds the whole model; --processes asks for several" in alone.out

@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from autotune.executors.inprocess import InProcessExecutor
+from autotune.listener import Budget
 from autotune.probe import trl_file
 from autotune.probe.result import Outcome
 from autotune.report.model import Report
@@ -19,7 +20,7 @@ from autotune.space.knob import registry
 from autotune.space.space import SearchSpace
 from autotune.space.trainers import BUILTIN, has_keys
 from autotune.space.trl_keys import known_keys
-from autotune.tuner import Budget, Tuner
+from autotune.tuner import Tuner
 from autotune.verify import verify_files
 
 pytest.importorskip("trl")

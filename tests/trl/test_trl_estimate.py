@@ -15,9 +15,9 @@ from trl_kit import CARD, predicted, virtual_tuner
 from autotune.errors import AutotuneError, UnknownNameError, UsageError
 from autotune.estimate import Estimator
 from autotune.executors.subprocess import SubprocessExecutor
+from autotune.listener import Budget
 from autotune.probe import trl_config, trl_file
 from autotune.probe.result import Outcome
-from autotune.tuner import Budget
 
 pytestmark = pytest.mark.trl
 

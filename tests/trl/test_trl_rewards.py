@@ -15,11 +15,12 @@ import torch
 
 from autotune.errors import UsageError
 from autotune.executors.subprocess import SubprocessExecutor
+from autotune.listener import Budget
 from autotune.probe.result import Outcome
 from autotune.runfolder import RunFolder
 from autotune.space.space import SearchSpace
 from autotune.trainers import rewards
-from autotune.tuner import Budget, Tuner
+from autotune.tuner import Tuner
 from autotune.worker import demo
 
 pytestmark = pytest.mark.trl

@@ -12,10 +12,11 @@ from trl_kit import CARD
 
 from autotune.estimate import Estimator
 from autotune.executors.subprocess import SubprocessExecutor
+from autotune.listener import Budget
 from autotune.probe import trl_file
 from autotune.probe.result import Outcome
 from autotune.space.space import SearchSpace
-from autotune.tuner import Budget, Tuner
+from autotune.tuner import Tuner
 from autotune.verify import verify_files
 from autotune.worker import demo
 

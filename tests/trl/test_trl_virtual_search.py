@@ -14,9 +14,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from trl_kit import CARD, plan_of, predicted, probe, virtual_tuner
 
 from autotune.executors.subprocess import SubprocessExecutor
+from autotune.listener import Budget, Listener, Silent
 from autotune.probe.result import Outcome
 from autotune.report.terminal import render_text
-from autotune.tuner import Budget, Listener, Silent
 from autotune.virtual import cards, flash
 from autotune.virtual.api import session_for
 

@@ -147,8 +147,8 @@ def test_a_script_is_told_of_arguments_and_a_shell_of_options(hint: str, in_pyth
 
 COMMANDS_ONLY = frozenset(
     # Options of commands that have no counterpart in Python, of trl and of nvidia-smi.
-    {"all", "assume-length", "config", "dataset", "format", "logging", "max", "model", "output"}
-    | {"plot", "query-gpu", "report", "save", "verbose"}
+    {"accelerate", "all", "assume-length", "config", "dataset", "format", "logging", "main"}
+    | {"max", "model", "output", "plot", "query-gpu", "report", "save", "verbose"}
 )
 OWN_COMMAND_LINES = ("cli/", "worker/__main__.py", "worker/server.py", "executors/connection.py")
 """Texts that Python never meets, and the worker's own options."""

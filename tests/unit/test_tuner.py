@@ -13,13 +13,14 @@ import yaml
 from tuner_kit import GIB, make_executor, make_tuner
 
 from autotune.errors import BaselineError
+from autotune.listener import Budget, Silent
 from autotune.objectives import memory_headroom
 from autotune.probe.result import Outcome
 from autotune.report.model import Report
 from autotune.runfolder import RunFolder
 from autotune.testing.contexts import make_context
 from autotune.testing.fakes import MemoryWall
-from autotune.tuner import Budget, Silent, Tuner, budget_grace, default_run_dir
+from autotune.tuner import Tuner, budget_grace, default_run_dir
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 

@@ -18,12 +18,12 @@ from autotune.errors import (
     UnknownNameError,
     UsageError,
 )
+from autotune.listener import Budget, Silent
 from autotune.probe.result import Outcome
 from autotune.report.model import Report
 from autotune.testing.contexts import make_context
 from autotune.testing.fakes import FakeExecutor, MemoryWall
 from autotune.testing.searches import make_answers
-from autotune.tuner import Budget, Silent
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 

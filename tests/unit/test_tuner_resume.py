@@ -13,11 +13,11 @@ import pytest
 from tuner_kit import GIB, make_executor, make_tuner
 
 from autotune.errors import JournalError, StudyMismatchError, UsageError
+from autotune.listener import Budget
 from autotune.probe.spec import ProbeSpec
 from autotune.report.model import Report
 from autotune.runfolder import RunFolder
 from autotune.testing.contexts import make_context, make_cpu
-from autotune.tuner import Budget
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 

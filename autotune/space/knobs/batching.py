@@ -208,7 +208,7 @@ def with_loss(loss: str) -> str:
 def _refuse_micro_batch(value: Value, candidate: Candidate, context: Context) -> str | None:
     assert isinstance(value, int)
     if context.global_batch % (value * context.num_processes):
-        processes = f" on {context.num_processes} devices" if context.num_processes > 1 else ""
+        processes = f" in {context.num_processes} processes" if context.num_processes > 1 else ""
         return (
             f"micro-batches of {value}{processes} do not add up to the global batch of"
             f" {context.global_batch}"
@@ -217,7 +217,9 @@ def _refuse_micro_batch(value: Value, candidate: Candidate, context: Context) ->
     if str(value) in found:
         return found[str(value)]
     length = int(candidate.get("max_length", TRL_MAX_LENGTH) or 0)
-    return too_few_rows(context.data, value, layout=layout_of(candidate), max_length=length)
+    return too_few_rows(
+        context.data, value * context.num_processes, layout=layout_of(candidate), max_length=length
+    )
 
 
 def _write_micro_batch(value: Value, candidate: Candidate, context: Context) -> dict[str, Any]:

@@ -262,3 +262,26 @@ def test_a_plan_may_choose_its_typical_batches() -> None:
         for seed in range(20)
     }
     assert drawn > {(10, 1000)}
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_every_process_gets_the_worst_micro_batch(accumulation: int) -> None:
+    """accelerate deals micro-batches out in turn: the k-th of rank r is number k * ranks + r."""
+    processes = 2
+    schedule = make_plan(accumulation=accumulation, processes=processes)
+    steps = steps_of(schedule, 2, accumulation * processes)
+    assert len(steps) == schedule.num_steps
+    assert all(len(step) == accumulation * processes for step in steps)
+    for step in (*steps[:2], steps[-1]):
+        for rank in range(processes):
+            own = step[rank::processes]
+            assert sorted(LENGTHS[row] for row in own[-1]) == [90, 90]
+    typical = [row for step in steps[2:-1] for micro in step for row in micro]
+    # Typical rows differ between processes: all are used before one comes again.
+    assert set(typical[: len(LENGTHS)]) == set(range(len(LENGTHS)))
+
+
+def test_two_processes_need_half_the_micro_batches_for_as_many_rows() -> None:
+    options = {"packed": False, "rows_per_step": 8}
+    assert probe_accumulation(64, batch_size=1, **options) == 8
+    assert probe_accumulation(64, batch_size=2 * 1, **options) == 4
