@@ -19,6 +19,7 @@ from autotune import SearchSpace, Tuner
 from autotune.cli import looks, predict, results, search
 from autotune.probe import trl_file
 from autotune.space.knob import registry
+from autotune.space.trainers import BUILTIN
 from autotune.space.trl_keys import known_keys
 from autotune.worker import demo
 
@@ -183,24 +184,33 @@ def test_options_that_are_named_exist(page: Path) -> None:
 
 def test_the_tables_of_knobs_are_those_of_the_spaces() -> None:
     common = SearchSpace.load("sft").knobs
-    _check_table("\n## Knobs\n", common)
-    for trainer in ("grpo", "rloo"):
-        known = {knob.name for knob in common}
-        own = [knob for knob in SearchSpace.load(trainer).knobs if knob.name not in known]
-        _check_table("\n### Knobs of trainers that generate\n", own)
+    named = _check_table("\n## Knobs\n", common)
+    assert named == [knob.name for knob in common]
+    for trainer in sorted(BUILTIN.keys() - {"sft"}):
+        own = [knob for knob in SearchSpace.load(trainer).knobs if knob.name not in named]
+        shown = _check_table("\nKnobs that only some trainers have", own)
+        shown += _check_table("\n### vLLM\n", own)
+        assert {knob.name for knob in own} == set(shown)
 
 
-def _check_table(heading: str, knobs: Sequence[Any]) -> None:
-    section = re.split(r"\n##+ ", README.read_text().partition(heading)[2])[0]
+def _check_table(heading: str, knobs: Sequence[Any]) -> list[str]:
+    """Check the rows of a table that are of these knobs; return their names."""
+    known = {knob.name: knob for knob in knobs}
+    section = re.split(r"\n##+ |\nNot among them", README.read_text().partition(heading)[2])[0]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     named = [re.findall(r"`(\w+)`", row)[0] for row in rows]
-    assert named == [knob.name for knob in knobs]
-    for row, knob in zip(rows, knobs, strict=True):
-        _, _, values, changes, _, _ = row.split("|")
-        for change in {knob.change(value) for value in _values(knob)}:
+    assert rows
+    shown = [name for name in named if name in known]
+    for row, name in zip(rows, named, strict=True):
+        if name not in known:
+            continue
+        knob = known[name]
+        values, changes = row.split("|")[-4:-2]
+        for change in {knob.change(value) for value in _values(knob) if value != knob.baseline}:
             assert change in changes, f"{knob.name} changes {change}"
         for text in re.findall(r"`([^`]+)`", values):
             knob.parse(text)  # every value that is shown is one that the knob takes
+    return shown
 
 
 def _values(knob: Any) -> tuple[Any, ...]:

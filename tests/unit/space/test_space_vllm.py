@@ -101,7 +101,7 @@ def test_quantised_weights_do_not_go_with_it(adaptation: str, word: str | None) 
 def test_the_longest_sequence_is_the_datas() -> None:
     write = registry.get("use_vllm").write
     assert write is not None
-    keys = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 400}
+    keys = {"use_vllm": True, "vllm_mode": "colocate", "vllm_max_model_length": 144 + 512}
     assert write("colocate", {}, context()) == keys
     # Longer completions than those that the profile was made with.
     longer = write("colocate", {"max_completion_length": 1000}, context())
