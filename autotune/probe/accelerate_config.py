@@ -5,6 +5,7 @@ It is a plain mapping, the same for a probe and for the file exported beside the
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,7 @@ def read(path: str | Path) -> dict[str, Any]:
             f"{place} is no accelerate config: it names no distributed_type.",
             hint="`accelerate config --config_file FILE` writes one.",
         )
+    _check_plain(data, place)
     machines = data.get("num_machines", 1)
     if machines != 1:
         raise UsageError(
@@ -126,6 +128,28 @@ def read(path: str | Path) -> dict[str, Any]:
         own = (place.parent / inner["deepspeed_config_file"]).resolve()
         data["deepspeed_config"] = {**inner, "deepspeed_config_file": str(own)}
     return data
+
+
+def _check_plain(data: Mapping[str, Any], place: Path) -> None:
+    """Refuse what JSON cannot hold, and sections that are none.
+
+    Raises:
+        UsageError: If there is such a thing.
+    """
+    for name in ("fsdp_config", "deepspeed_config"):
+        if not isinstance(data.get(name) or {}, dict):
+            raise UsageError(
+                f"the accelerate config {place} has no settings under {name}, but"
+                f" {data[name]!r:.60}.",
+                hint="`accelerate config --config_file FILE` writes one.",
+            )
+    try:
+        json.dumps(data)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"the accelerate config {place} holds what is no plain value: {_one_line(error)}.",
+            hint="Use numbers, texts, true and false, lists and mappings.",
+        ) from error
 
 
 def sharding_of(config: Mapping[str, Any]) -> str:

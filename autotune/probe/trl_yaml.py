@@ -132,9 +132,9 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
             ``source``, ``outcome``, ``feasible``, ``peak_bytes``, ``peak_of``, ``peak_phase``,
             ``covers``, ``host_bytes``, ``budget_bytes``, ``tokens_per_s`` (median, low, high),
             ``num_probes``, ``on_the_edge``, ``rate_ratio``, ``memory_ratio``, ``coverage``,
-            ``changed``, ``changes``, ``unranked``, ``modelled``, ``needs``, ``device``,
-            ``driver``, ``weights``, ``versions``, ``processes``, ``accelerate_file`` and
-            ``trainer``. What is absent or None is left out.
+            ``changed``, ``changes``, ``unranked``, ``disturbed``, ``modelled``, ``needs``,
+            ``device``, ``driver``, ``weights``, ``versions``, ``processes``,
+            ``accelerate_file`` and ``trainer``. What is absent or None is left out.
         file_name: Name of the file, for the command to run it.
     """
     known = {name: value for name, value in header.items() if value is not None}
@@ -158,6 +158,9 @@ def header_lines(header: Mapping[str, Any], *, file_name: str) -> list[str]:
         rows.append(("changed", changed or "nothing: this is the baseline"))
     if known.get("source") == prediction.SOURCE:
         rows += [("beware", text) for text in _trust(str(known.get("device", "")))]
+    if known.get("disturbed"):
+        share = f"{known['disturbed']:.0%}"
+        rows.append(("beware", f"other work took {share} of the processors: the rate is too low"))
     if known.get("modelled"):
         rows.append(("beware", f"{known['modelled']}: modelled, neither measured nor traced"))
     if known.get("changes"):

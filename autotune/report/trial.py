@@ -24,6 +24,18 @@ from autotune.space.knob import needed_by
 
 NUM_CONFIRMED_PROBES = 2
 
+CPU_LIMIT = 0.15
+"""Share of the host's processor time; the search itself and idle services take less."""
+
+
+def _own_modules(config: Mapping[str, Any]) -> list[str]:
+    """Return what a configuration needs that the user wrote, in words."""
+    names = {str(name).rpartition(".")[0] for name in config.get("reward_funcs") or ()} - {""}
+    return [
+        f"the module {name} of its reward: run it where Python finds that, such as its folder"
+        for name in sorted(names)
+    ]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
@@ -179,8 +191,10 @@ class Trial:
             "changed": dict(self.changed),
             "changes": list(self.changes),
             "unranked": self.is_unranked,
-            "needs": needed_by(self.candidate),
+            "needs": [*needed_by(self.candidate), *_own_modules(self.config)],
         }
+        if pooled is not None and (pooled.cpu_taken_by_others_ratio or 0.0) >= CPU_LIMIT:
+            own["disturbed"] = pooled.cpu_taken_by_others_ratio
         if pooled is not None and engine_of(pooled.makeup) is not None:
             own["modelled"] = "vLLM's share of memory and time"
         if self.accelerate:

@@ -9,16 +9,13 @@ from autotune.objectives import TIE_LIMIT
 from autotune.probe import modelled
 from autotune.probe.result import Measurement, Outcome, ProbeResult
 from autotune.report.cells import fact
-from autotune.report.trial import Trial
+from autotune.report.trial import CPU_LIMIT, Trial
 from autotune.units import MIB, counted, format_gib
 
 SPREAD_LIMIT = 0.10
 MIN_STEPS = 3
 OTHERS_LIMIT_BYTES = 64 * MIB
 """Below this a display or a driver's own bookkeeping is as likely as another process."""
-
-CPU_LIMIT = 0.15
-"""Share of the host's processor time; the search itself and idle services take less."""
 
 NUM_NAMED = 5
 
@@ -77,8 +74,8 @@ def _few_steps(trials: Sequence[Trial]) -> str:
         return ""
     return (
         f"Fewer than {MIN_STEPS} steps were measured in {_names(few)} (as few as"
-        f" {min(few.values())}), so the spread is not known. Measure more"
-        " steps (--measured-steps)."
+        f" {min(few.values())}), so that their spread says little. Measure"
+        " more steps (--measured-steps)."
     )
 
 

@@ -27,6 +27,7 @@ from autotune.trainers import columns, detect, engines, preparing, raw, rewards
 from autotune.trainers.base import Recorder
 from autotune.trainers.hf import HfAdapter, RecorderCallback, Sample, Session, prepared_rows
 from autotune.trainers.schedule import num_steps, plan, subset
+from autotune.virtual.errors import NotVirtual
 
 
 class GenerationEnd:
@@ -364,9 +365,14 @@ def draw_freely(config: Any | None, model: Any) -> None:
 
     It makes tables of the whole vocabulary at each token, which the user's run does not. A virtual
     card always draws the token in the middle of the vocabulary.
+
+    Raises:
+        NotVirtual: If what is generated would hang on values.
     """
     if config is None:  # an engine of its own generates
         return
+    if (config.num_beams or 1) > 1:
+        raise NotVirtual("beam search", "which beams go on depends on values")
     ends = config.eos_token_id
     ends = ends if isinstance(ends, list) else [ends]
     if model.config.get_text_config().vocab_size // 2 not in ends:

@@ -11,14 +11,14 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 import torch
 from trl import rewards as trl_rewards
 
-from autotune.errors import AutotuneError, UsageError
+from autotune.errors import AutotuneError, UnknownNameError, UsageError
 from autotune.probe.spec import ProbeSpec
 from autotune.trainers import models
 from autotune.trainers.loading import open_model
@@ -93,7 +93,7 @@ def checked(function: Callable[..., Any], *, is_only: bool) -> Callable[..., Any
     module = getattr(function, "__module__", None)
     whole = name if module is None or module.startswith("trl.") else f"{module}.{name}"
 
-    def failed(error: Exception) -> UsageError:
+    def failed(error: BaseException) -> UsageError:
         said = " ".join(str(error).split())[:300]
         return _refused(f"raised {type(error).__name__}{f': {said}' if said else ''}", whole)
 
@@ -102,7 +102,7 @@ def checked(function: Callable[..., Any], *, is_only: bool) -> Callable[..., Any
             found = await function(*args, **kwargs)
         except _NOT_REWARDS:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise failed(error) from error
         return _checked(found, len(kwargs["completions"]), whole, is_only=is_only)
 
@@ -111,7 +111,7 @@ def checked(function: Callable[..., Any], *, is_only: bool) -> Callable[..., Any
             found = function(*args, **kwargs)
         except _NOT_REWARDS:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise failed(error) from error
         return _checked(found, len(kwargs["completions"]), whole, is_only=is_only)
 
@@ -146,7 +146,7 @@ def _checked(found: Any, count: int, name: str, *, is_only: bool) -> Any:
         raise _refused(
             f"returned {what} for every completion, and nothing else scores", name, count
         )
-    return found
+    return values if isinstance(found, Iterator) else found
 
 
 def _is_reward(value: Any) -> bool:
@@ -213,15 +213,22 @@ def _function(name: str) -> Callable[..., Any]:
         raise UsageError(
             f"there is no reward function {name!r}.",
             hint=f"TRL has {', '.join((*_BUILTIN, _OVERLONG))}; name one of your own as"
-            " module.function.",
+            " module:function.",
         )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as TRL's scripts do
     try:
-        found = getattr(import_module(module), attribute)
-    except MemoryError:
+        holder = import_module(module)
+        if not hasattr(holder, attribute):
+            own = [name for name, item in vars(holder).items() if inspect.isfunction(item)]
+            raise UnknownNameError(f"reward function of the module {module}", attribute, own)
+        found = getattr(holder, attribute)
+    except (MemoryError, UnknownNameError):
         raise
-    except Exception as error:  # whatever a module of the user's does when it is imported
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # whatever a module of the user's does when it is imported
         is_missing = isinstance(error, ImportError | AttributeError)
         said = str(error) if is_missing else f"{type(error).__name__}: {error}"
         raise UsageError(

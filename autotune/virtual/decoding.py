@@ -42,7 +42,7 @@ class Decoding:
     def __init__(self, trace: Trace) -> None:
         self.num_spared = 0
         self._trace = trace
-        self._known: list[tuple[Step, int, list[Stretch]]] = []
+        self._known: list[tuple[Step, tuple[int, bytes], list[Stretch]]] = []
 
     def install(self, model: torch.nn.Module) -> None:
         """Let ``model`` generate with few steps, if it is one whose code is a library's."""
@@ -75,11 +75,16 @@ class Decoding:
 
         return spared
 
-    def known(self, step: Step, num_left: int) -> list[Stretch] | None:
-        """Return the stretches of a generation that was the same at this step."""
-        for other, num_others, stretches in self._known:
+    def known(self, step: Step, like: tuple[int, bytes]) -> list[Stretch] | None:
+        """Return the stretches of a generation that was the same at this step.
+
+        Args:
+            step: What was done.
+            like: Steps that are left, and the mask.
+        """
+        for other, others, stretches in self._known:
             if (
-                num_others == num_left
+                others == like
                 and other.length == step.length
                 and other.sizes == step.sizes
                 and other.is_like(step)
@@ -88,6 +93,6 @@ class Decoding:
                 return stretches
         return None
 
-    def learn(self, step: Step, num_left: int, stretches: list[Stretch]) -> None:
+    def learn(self, step: Step, like: tuple[int, bytes], stretches: list[Stretch]) -> None:
         """Keep the stretches of a generation from this step on."""
-        self._known.append((step, num_left, stretches))
+        self._known.append((step, like, stretches))

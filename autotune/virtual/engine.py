@@ -70,6 +70,7 @@ class Shape:
         hidden_size: Width of the residual stream.
         intermediate_size: Width inside of the MLP.
         vocab_size: Rows of the embedding.
+        active_ratio: Least share of the parameters that a token passes: of experts, those chosen.
     """
 
     num_parameters: int
@@ -79,6 +80,7 @@ class Shape:
     hidden_size: int
     intermediate_size: int
     vocab_size: int
+    active_ratio: float = 1.0
 
     @property
     def weights_bytes(self) -> int:
@@ -130,22 +132,48 @@ def shape_of(config: Any, num_parameters: int) -> Shape:
     """Return the shape of a model from transformers' configuration.
 
     Raises:
-        NotVirtual: If its cache is another than keys and values of attention.
+        NotVirtual: If its cache is another than keys and values of attention, or its
+            configuration says other than most do what that takes.
     """
     text = config.get_text_config()
     if getattr(text, "kv_lora_rank", None):
         raise NotVirtual("vLLM", "its cache of latent attention is not modelled")
-    heads = int(text.num_attention_heads)
-    hidden = int(text.hidden_size)
-    return Shape(
-        num_parameters=num_parameters,
-        windows=_windows(text),
-        kv_heads=int(getattr(text, "num_key_value_heads", None) or heads),
-        head_size=int(getattr(text, "head_dim", None) or hidden // heads),
-        hidden_size=hidden,
-        intermediate_size=int(getattr(text, "intermediate_size", None) or 4 * hidden),
-        vocab_size=int(text.vocab_size),
-    )
+    try:
+        heads = int(text.num_attention_heads)
+        hidden = int(text.hidden_size)
+        return Shape(
+            num_parameters=num_parameters,
+            windows=_windows(text),
+            kv_heads=_kv_heads(text, heads),
+            head_size=int(getattr(text, "head_dim", None) or hidden // heads),
+            hidden_size=hidden,
+            intermediate_size=int(getattr(text, "intermediate_size", None) or 4 * hidden),
+            vocab_size=int(text.vocab_size),
+            active_ratio=_active_ratio(text),
+        )
+    except (AttributeError, TypeError, ValueError) as error:
+        said = " ".join(str(error).split())
+        raise NotVirtual(
+            "vLLM", f"the model's configuration is not understood ({said})"
+        ) from error
+
+
+def _kv_heads(text: Any, heads: int) -> int:
+    """Return the heads of keys and values, which Falcon and MPT name in their own ways."""
+    if getattr(text, "multi_query", False) and not getattr(
+        text, "new_decoder_architecture", False
+    ):
+        return 1
+    own = getattr(getattr(text, "attn_config", None), "kv_n_heads", None)
+    names = ("num_key_value_heads", "num_kv_heads")
+    return int(next((n for n in (getattr(text, name, None) for name in names) if n), own or heads))
+
+
+def _active_ratio(text: Any) -> float:
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    experts = next((n for n in (getattr(text, name, None) for name in names) if n), None)
+    chosen = getattr(text, "num_experts_per_tok", None)
+    return min(int(chosen) / int(experts), 1.0) if experts and chosen else 1.0
 
 
 def _windows(text: Any) -> tuple[int | None, ...]:

@@ -15,7 +15,7 @@ import torch
 from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from autotune.virtual import kernels
+from autotune.virtual import kernels, values
 from autotune.virtual.decoding import Decoding
 from autotune.virtual.sections import UnevenError
 from autotune.virtual.state import current
@@ -102,13 +102,14 @@ class Generation:
         if seen is None or [name for name in outputs if name != "cache"] != ["logits"]:
             return outputs
         num_left = self._num_steps - self._num_done
-        stretches = self._decoding.known(seen, num_left)
+        like = num_left, _mask(kwargs)
+        stretches = self._decoding.known(seen, like)
         if stretches is None:
             try:
                 stretches = self._plan(seen, length + num_left, kwargs)
             except UnevenError:
                 return outputs
-            self._decoding.learn(seen, num_left, stretches)
+            self._decoding.learn(seen, like, stretches)
         self._is_even = True
         self._stretches = stretches
         self._length = length
@@ -300,6 +301,13 @@ def _is_step(kwargs: Mapping[str, Any]) -> bool:
         and cache.get_seq_length() > 0
         and not torch.is_grad_enabled()
     )
+
+
+def _mask(kwargs: Mapping[str, Any]) -> bytes:
+    """Return what is masked (B, L), which may decide from where on a window is full."""
+    mask = kwargs.get("attention_mask")
+    known = None if mask is None else values.value_of(mask)
+    return b"" if known is None else known.contiguous().numpy().tobytes()
 
 
 def _states(cache: DynamicCache) -> list[torch.Tensor]:

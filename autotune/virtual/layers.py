@@ -111,6 +111,17 @@ def multinomial(weights: Any, *args: Any, **kwargs: Any) -> Any:
     return found
 
 
+def argmax(scores: Any, dim: Any = None, keepdim: bool = False) -> Any:
+    """Return where the largest of V values (B, V) is: in the middle, as :func:`multinomial` draws.
+
+    Of any other shape the answer is not known. Where tokens are generated, it is the next one.
+    """
+    found = generic(aten.argmax.default, scores, dim, keepdim)
+    if scores.ndim == 2 and dim in (1, -1) and scores.is_floating_point():
+        values.know(found, torch.full(found.shape, scores.shape[-1] // 2, dtype=found.dtype))
+    return found
+
+
 def sparse_backward(*args: Any, **kwargs: Any) -> Any:
     """Refuse a gradient that holds the rows that were looked up alone."""
     raise NotVirtual("a sparse gradient", "how many rows it holds depends on the data")
@@ -134,6 +145,7 @@ SPECIAL = {
     "_thnn_fused_gru_cell": gru_cell,
     "_thnn_fused_gru_cell_backward": gru_cell_backward,
     "embedding": embedding,
+    "argmax": argmax,
     "multinomial": multinomial,
     "_embedding_bag_backward": embedding_bag_backward,
     "embedding_sparse_backward": sparse_backward,

@@ -204,13 +204,15 @@ class Engine:
     def _charge(self, lengths: Sequence[int], num_tokens: int) -> None:
         """Count reading the prompts and writing the completions, by the card's roofline.
 
-        The least that it takes: a pass reads all weights, and attention the cache. Left out are
+        The least that it takes: a pass reads the weights, of experts those of one token, and
+        attention the cache. Left out are
         scheduling, drawing tokens, and attention's arithmetic; no prompt is found in the cache.
         """
         shape, dtype = self._shape, self._dtype()
+        weights_bytes = shape.active_ratio * shape.weights_bytes
         for first in range(0, sum(lengths), engine.BATCHED_TOKENS):
             count = min(engine.BATCHED_TOKENS, sum(lengths) - first)
-            self._pass(count, shape.weights_bytes, dtype)
+            self._pass(count, weights_bytes, dtype)
         longest = max(lengths, default=0)
         batch = engine.at_once(shape, self._reserved, longest + num_tokens)
         for first in range(0, len(lengths), batch):
@@ -218,10 +220,10 @@ class Engine:
             mean = math.ceil(sum(part) / len(part))
             for written in range(1, num_tokens):
                 read = len(part) * shape.read_bytes(mean + written)
-                self._pass(len(part), shape.weights_bytes + read, dtype)
+                self._pass(len(part), weights_bytes + read, dtype)
 
     def _pass(self, num_tokens: int, moved_bytes: float, dtype: torch.dtype) -> None:
-        flops = 2.0 * self._shape.num_parameters * num_tokens
+        flops = 2.0 * self._shape.active_ratio * self._shape.num_parameters * num_tokens
         self._session.charge_matmul(flops, moved_bytes, dtype)
 
     def _dtype(self) -> torch.dtype:

@@ -90,6 +90,18 @@ def test_what_it_raised_is_said() -> None:
         scored(score)
 
 
+def test_one_that_wants_to_end_the_process_is_told_of() -> None:
+    def score(**others: Any) -> list[float]:
+        raise SystemExit(0)
+
+    with pytest.raises(UsageError, match="score raised SystemExit: 0"):
+        scored(score)
+
+
+def test_what_can_be_read_once_is_handed_on_as_a_list() -> None:
+    assert scored(returning(map(float, [1, 2]))) == [1.0, 2.0]
+
+
 @pytest.mark.parametrize("error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory")])
 def test_memory_that_it_lacks_is_the_candidates_matter(error: Exception) -> None:
     def score(**others: Any) -> list[float]:
@@ -135,7 +147,7 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 @pytest.mark.parametrize(
     ("text", "reward", "told"),
     [
-        ("", "mine_rewards:score", "has no attribute 'score'"),
+        ("", "mine_rewards:score", "unknown reward function of the module mine_rewards"),
         ("", "no_such_module:score", "No module named 'no_such_module'"),
         ("1 / 0", "mine_rewards:score", "ZeroDivisionError"),
         ("def f(:", "mine_rewards:score", "SyntaxError"),

@@ -173,6 +173,33 @@ def test_a_generation_like_the_last_one_is_not_tried_again() -> None:
     compare(spared, generate(make("Llama"), PADDED, is_spared=False, times=3))
 
 
+def test_a_generation_with_another_mask_is_tried_again() -> None:
+    """Which positions are masked may decide from where on a window is full."""
+    tried = []
+    usual = Decoding.learn
+    prompts = [PADDED, [[0] * 5 + [5, 6], *PADDED[1:]]]
+    told = mock.patch.object(Decoding, "learn", lambda *a: tried.append(1) or usual(*a))
+    with told, on_card() as card, torch.no_grad():
+        model = make("Llama").to(f"{DEVICE_TYPE}:0").eval()
+        Decoding(card.trace).install(model)
+        for batch in prompts:
+            ids = torch.tensor(batch).to(model.device)
+            options = {"do_sample": True, "max_new_tokens": 40, "disable_compile": True}
+            model.generate(input_ids=ids, attention_mask=(ids != 0).long(), **options)
+    assert len(tried) == len(prompts)
+
+
+def test_a_greedy_generation_ends() -> None:
+    with on_card() as card, torch.no_grad():
+        model = make("Llama").to(f"{DEVICE_TYPE}:0").eval()
+        Decoding(card.trace).install(model)
+        ids = torch.tensor(PADDED).to(model.device)
+        found = model.generate(
+            input_ids=ids, attention_mask=(ids != 0).long(), max_new_tokens=40, do_sample=False
+        )
+    assert tuple(found.shape) == (2, 47)
+
+
 def test_a_short_generation_is_run() -> None:
     assert generate(make("Llama"), PADDED, is_spared=True, num_new=20).num_spared == 0
 

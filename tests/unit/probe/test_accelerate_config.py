@@ -62,7 +62,20 @@ def test_a_file_for_something_else_is_refused(
         accelerate_config.read(path)
 
 
-@pytest.mark.parametrize("text", ["- a list\n", "a: [", "mixed_precision: bf16\n", "\x00"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "- a list\n",
+        "a: [",
+        "mixed_precision: bf16\n",
+        "\x00",
+        "distributed_type: FSDP\nnum_processes: 2\nfsdp_config: abc\n",
+        "distributed_type: DEEPSPEED\nnum_processes: 2\ndeepspeed_config: [1]\n",
+        "distributed_type: MULTI_GPU\nnum_processes: 2\nfoo: 2020-01-01\n",
+        "distributed_type: MULTI_GPU\nnum_processes: 2\nfoo: !!binary aGk=\n",
+        "&a\ndistributed_type: MULTI_GPU\nnum_processes: 2\nfoo: *a\n",
+    ],
+)
 def test_what_is_no_accelerate_config_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.yaml"
     path.write_text(text)

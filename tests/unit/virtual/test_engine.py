@@ -128,3 +128,44 @@ def test_a_configuration_is_read_as_transformers_writes_it() -> None:
 def test_other_caches_are_not_modelled(fields: dict[str, Any]) -> None:
     with pytest.raises(NotVirtual, match="not modelled"):
         engine.shape_of(config_of(**fields), 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kv_heads"),
+    [
+        ({"num_key_value_heads": None}, 32),
+        ({"num_key_value_heads": 2}, 2),
+        ({"num_key_value_heads": None, "multi_query": True}, 1),
+        (
+            {
+                "num_key_value_heads": None,
+                "multi_query": True,
+                "new_decoder_architecture": True,
+                "num_kv_heads": 4,
+            },
+            4,
+        ),
+        (
+            {
+                "num_key_value_heads": None,
+                "attn_config": types.SimpleNamespace(kv_n_heads=2),
+            },
+            2,
+        ),
+    ],
+)
+def test_heads_of_the_cache_have_several_names(changes: dict[str, Any], kv_heads: int) -> None:
+    assert engine.shape_of(config_of(**changes), 1000).kv_heads == kv_heads
+
+
+def test_a_token_passes_the_experts_that_are_chosen() -> None:
+    assert engine.shape_of(config_of(), 1000).active_ratio == 1.0
+    mixture = config_of(num_experts=64, num_experts_per_tok=8)
+    assert engine.shape_of(mixture, 1000).active_ratio == 0.125
+
+
+def test_a_configuration_that_is_not_understood_is_refused() -> None:
+    with pytest.raises(NotVirtual, match="is not understood"):
+        engine.shape_of(config_of(intermediate_size=[64, 128]), 1000)
+    with pytest.raises(NotVirtual, match="is not understood"):
+        engine.shape_of(config_of(num_attention_heads=None), 1000)
