@@ -90,6 +90,7 @@ def knob_values() -> list[tuple[str, Any]]:
         for knob in space.knobs
         if knob.domain is not None
         for value in knob.domain.values
+        if (knob.name, value) == ("sharding", "ddp") or knob.name != "sharding"
     ]
     return [*pairs, *(("max_length", length) for length in (40, 96, 128))]
 

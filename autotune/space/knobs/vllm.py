@@ -151,7 +151,7 @@ SLEEP = add(
             " is then the larger one of generating and training, not their sum."
         ),
         domain=Choice(("off", "on")),
-        needed_keys=("vllm_enable_sleep_mode",),
+        needed_keys=("vllm_enable_sleep_mode", "vllm_max_model_length"),
         depends_on=("use_vllm",),
         write=lambda value, candidate, context: {"vllm_enable_sleep_mode": value == "on"},
         active_if=_without_vllm,
@@ -171,7 +171,7 @@ UTILIZATION = add(
         ),
         domain=Choice((0.2, 0.3, 0.45, 0.6)),
         accepts=FloatRange(0.01, 0.99),
-        needed_keys=("vllm_gpu_memory_utilization",),
+        needed_keys=("vllm_gpu_memory_utilization", "vllm_max_model_length"),
         depends_on=("use_vllm",),
         active_if=_without_vllm,
         refuse=_refuse_share,
