@@ -12,6 +12,9 @@ from autotune.space.knobs.online import MAX_COMPLETION_LENGTH
 from autotune.space.knobs.packages import unmet
 from autotune.units import format_gib
 
+_TRAINERS = ("grpo", "rloo")
+"""Whose engine is modelled and tested; others of TRL can have one as well."""
+
 NAMES = ("use_vllm", "vllm_enable_sleep_mode", "vllm_gpu_memory_utilization")
 """The knobs of this module."""
 
@@ -100,6 +103,7 @@ USE_VLLM = add(
         # A server or several cards per engine are other set-ups, which no probe of one card runs.
         keys=("use_vllm", "vllm_mode", "vllm_max_model_length", "vllm_tensor_parallel_size"),
         needed_keys=("use_vllm", "vllm_mode", "vllm_max_model_length"),
+        trainers=_TRAINERS,
         depends_on=("adaptation",),
         write=_write_vllm,
         active_if=_inactive,
@@ -151,7 +155,8 @@ SLEEP = add(
             " is then the larger one of generating and training, not their sum."
         ),
         domain=Choice(("off", "on")),
-        needed_keys=("vllm_enable_sleep_mode", "vllm_max_model_length"),
+        needed_keys=("vllm_enable_sleep_mode",),
+        trainers=_TRAINERS,
         depends_on=("use_vllm",),
         write=lambda value, candidate, context: {"vllm_enable_sleep_mode": value == "on"},
         active_if=_without_vllm,
@@ -171,7 +176,8 @@ UTILIZATION = add(
         ),
         domain=Choice((0.2, 0.3, 0.45, 0.6)),
         accepts=FloatRange(0.01, 0.99),
-        needed_keys=("vllm_gpu_memory_utilization", "vllm_max_model_length"),
+        needed_keys=("vllm_gpu_memory_utilization",),
+        trainers=_TRAINERS,
         depends_on=("use_vllm",),
         active_if=_without_vllm,
         refuse=_refuse_share,
