@@ -4,7 +4,7 @@
 
 Probes run through the executor as in a search, on one processor: the first with everything that
 comes before it (imports, device, tokenising), further ones alone. DPO and GRPO follow with the 8B
-model, the latter with 8 completions of 256 tokens. Then candidates drawn from the SFT space run on
+model, the latter with 8 completions of 512 tokens. Then candidates drawn from the SFT space run on
 all processors. Shapes: Qwen3-8B and Llama-3-70B, micro-batch 4 of 2,048 tokens for SFT. Run it
 alone. The last line is one JSON object.
 """
