@@ -14,8 +14,11 @@ from autotune.space.knobs.sharding import cannot_shard
 from autotune.units import counted
 
 
-def check_request(processes: int | None, config: str | None, *, device: str) -> None:
+def check_request(processes: int | None, config: str | None, *, device: str) -> dict[str, Any]:
     """Check what is asked for, before a process is started to look.
+
+    Returns:
+        What is in the user's configuration of ``accelerate launch``; empty without one.
 
     Raises:
         UsageError: If it cannot be, whatever the machine.
@@ -23,16 +26,14 @@ def check_request(processes: int | None, config: str | None, *, device: str) -> 
     """
     if processes is not None and processes < 1:
         raise UsageError(f"processes is {processes}; a probe has one at least.")
-    if config is None:
-        several = processes or 1
-    else:
-        several = int(accelerate_config.read(config)["num_processes"])
-        if processes is not None and processes != several:
-            raise UsageError(
-                f"--processes {processes}, but the accelerate config {config} has"
-                f" num_processes: {several}.",
-                hint="Leave --processes away, or change the file.",
-            )
+    found = {} if config is None else accelerate_config.read(config)
+    several = int(found.get("num_processes", processes or 1))
+    if processes is not None and processes != several:
+        raise UsageError(
+            f"--processes {processes}, but the accelerate config {config} has"
+            f" num_processes: {several}.",
+            hint="Leave --processes away, or change the file.",
+        )
     kind = device.partition(":")[0]
     if several > 1 and kind == "virtual":
         raise UsageError(
@@ -42,6 +43,7 @@ def check_request(processes: int | None, config: str | None, *, device: str) -> 
         )
     if several > 1 and kind == "mps":
         raise UsageError("there is one mps device in a machine, so that a probe has one process.")
+    return found
 
 
 def share(device: DeviceInfo, processes: int) -> DeviceInfo:
@@ -77,16 +79,26 @@ def share(device: DeviceInfo, processes: int) -> DeviceInfo:
     return device
 
 
-def given(config: str | None, device: DeviceInfo, packages: Mapping[str, str]) -> dict[str, Any]:
-    """Return the user's configuration of ``accelerate launch``; empty if there is none.
+def check_sharding(
+    found: Mapping[str, Any], config: str | None, device: DeviceInfo, packages: Mapping[str, str]
+) -> str | None:
+    """Check that accelerate would do on this device what a configuration says.
+
+    Args:
+        found: The user's configuration of ``accelerate launch``; empty without one.
+        config: Its file.
+        device: Of each process.
+        packages: Those that are installed.
+
+    Returns:
+        How it shards; None without one.
 
     Raises:
-        UsageError: If accelerate would not do with it what it says on this device.
+        UsageError: If accelerate would do something else.
         PrerequisiteError: If it needs a package that is missing.
     """
-    if config is None:
-        return {}
-    found = accelerate_config.read(config)
+    if not found:
+        return None
     sharding = accelerate_config.sharding_of(found)
     reason = cannot_shard(sharding, device.kind)
     if reason:
@@ -96,7 +108,7 @@ def given(config: str | None, device: DeviceInfo, packages: Mapping[str, str]) -
             f"the accelerate config {config} needs the package deepspeed, which is not installed.",
             hint="pip install 'trl-autotune[deepspeed]'",
         )
-    return found
+    return sharding
 
 
 def notices(context: Context, config: Mapping[str, Any]) -> list[str]:

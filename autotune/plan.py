@@ -83,6 +83,8 @@ class Request:
     seed: int = 0
     processes: int | None = None
     accelerate_config: str | None = None
+    launched: Mapping[str, Any] = field(init=False, default_factory=dict)
+    """What is in ``accelerate_config``, read once."""
 
     def __post_init__(self) -> None:
         checks = [
@@ -122,7 +124,10 @@ class Request:
             if not holds:
                 raise UsageError(f"{message}.")
         self._check_fixed()
-        launching.check_request(self.processes, self.accelerate_config, device=self.device)
+        launched = launching.check_request(
+            self.processes, self.accelerate_config, device=self.device
+        )
+        object.__setattr__(self, "launched", launched)
         membudget.check_asked(self.memory_budget_bytes)
         # Workers need not run in the present folder.
         object.__setattr__(self, "device", full_name(self.device))
@@ -146,9 +151,7 @@ class Request:
     @property
     def num_processes(self) -> int:
         """Return the processes that a probe trains in."""
-        if self.accelerate_config is None:
-            return self.processes or 1
-        return int(accelerate_config.read(self.accelerate_config)["num_processes"])
+        return int(self.launched.get("num_processes", self.processes or 1))
 
     @property
     def least_coverage(self) -> float:
@@ -344,7 +347,9 @@ def make_plan(
     # Before the data is tokenised, which can take long.
     membudget.check_occupied(budget, occupied, device)
     prepared = _prepare(request, keys, folder, executor)
-    launched = launching.given(request.accelerate_config, device, seen["packages"])
+    sharded = launching.check_sharding(
+        request.launched, request.accelerate_config, device, seen["packages"]
+    )
     context = Context(
         trainer=request.trainer,
         device=device,
@@ -356,7 +361,7 @@ def make_plan(
         budget_bytes=budget,
         refusals=prepared.get("refusals", {}),
         num_processes=processes,
-        sharding=accelerate_config.sharding_of(launched) if launched else None,
+        sharding=sharded,
     )
     membudget.check_weights(budget, occupied, context)
     name = sources.short_name(str(keys["model_name_or_path"]))
@@ -376,7 +381,7 @@ def make_plan(
         environment=seen["environment"],
         lean_pins=_lean_pins(request, context),
         script=prepared.get("script") or {},
-        accelerate_config=launched,
+        accelerate_config=request.launched,
     )
 
 

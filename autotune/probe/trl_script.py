@@ -7,6 +7,7 @@ trainer as TRL's scripts do. It needs TRL and what TRL needs, and nothing of our
 from __future__ import annotations
 
 import ast
+import io
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -217,7 +218,8 @@ def lines_of(text: str) -> dict[str, int]:
 def with_config(text: str, config: Mapping[str, Any]) -> str:
     """Return a script's text with another configuration in it."""
     node = _found(text)
-    lines = text.splitlines(keepends=True)
+    # Lines as Python counts them: str.splitlines also ends them at form feeds and the like.
+    lines = list(io.StringIO(text, newline=""))
     assert node.end_lineno is not None
     return "".join(
         [*lines[: node.lineno - 1], f"{_assignment(config)}\n", *lines[node.end_lineno :]]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -196,12 +197,16 @@ def run_with(trainer: str | None, file_name: str, accelerate_file: str | None = 
         file_name: Of the file.
         accelerate_file: What ``accelerate launch`` starts several processes with.
     """
+    launch = [] if accelerate_file is None else ["--config_file", accelerate_file]
+    script = [["accelerate", "launch", *launch, file_name]]
     if file_name.endswith(".py"):
-        if accelerate_file is not None:
-            return [f"accelerate launch --config_file {accelerate_file} {file_name}"]
-        return [f"python {file_name}", f"accelerate launch {file_name}"]
-    launched = "" if accelerate_file is None else f" --accelerate_config {accelerate_file}"
-    return [f"trl {trainer} --config {file_name}{launched}"] if trainer in TRL_COMMANDS else []
+        commands = script if launch else [["python", file_name], *script]
+    elif trainer in TRL_COMMANDS:
+        own = [] if accelerate_file is None else ["--accelerate_config", accelerate_file]
+        commands = [["trl", str(trainer), "--config", file_name, *own]]
+    else:
+        commands = []
+    return [shlex.join(command) for command in commands]
 
 
 def settings(changed: Mapping[str, Any]) -> str:

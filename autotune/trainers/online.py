@@ -13,9 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 from datasets import Dataset
@@ -23,11 +21,11 @@ from transformers import PreTrainedTokenizerBase
 
 from autotune.devices.base import DeviceBackend, MicroBatches
 from autotune.probe.spec import ProbeSpec
-from autotune.trainers import columns, detect, engines, preparing, raw, rewards
+from autotune.trainers import engines, raw, rewards
 from autotune.trainers.base import Recorder
-from autotune.trainers.hf import HfAdapter, RecorderCallback, Sample, Session, prepared_rows
+from autotune.trainers.hf import RecorderCallback, Sample, Session, prepared_rows
+from autotune.trainers.prompts import PromptsAdapter, generate_less
 from autotune.trainers.schedule import num_steps, plan, subset
-from autotune.virtual.errors import NotVirtual
 
 
 class GenerationEnd:
@@ -123,8 +121,7 @@ class OnlineSession(Session):
         happen for those that are not run, too.
         """
         trainer = self._trainer
-        repeats.generate_less(trainer.model)
-        draw_freely(getattr(trainer, "generation_config", None), trainer.model)
+        generate_less(trainer, repeats)
         prepare, run = trainer._prepare_inputs, repeats.around(trainer.training_step)
 
         def training_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -164,10 +161,9 @@ class OnlineSession(Session):
         )
 
 
-class OnlineAdapter(HfAdapter):
-    """Base of adapters whose trainer generates."""
+class OnlineAdapter(PromptsAdapter):
+    """Base of adapters whose trainer generates once for all micro-batches of a step."""
 
-    batches_decide: ClassVar[bool] = True
     small_keys: ClassVar[Mapping[str, Any]] = {
         "per_device_train_batch_size": 2,
         "num_generations": 2,
@@ -181,61 +177,23 @@ class OnlineAdapter(HfAdapter):
     _engine: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     _end: GenerationEnd
 
-    @abstractmethod
-    def config_class(self) -> Any:
-        """Return TRL's configuration class."""
-        ...
+    def completion_length(self, training_args: Any) -> int:
+        """Return the tokens of the longest completion."""
+        return int(training_args.max_completion_length)
 
-    def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Tokenise the prompts to know their lengths; keep the rows as they are.
-
-        Raises:
-            UsageError: If no row can be generated from, or a reward cannot be loaded.
-        """
-        opened = preparing.open_request(
-            self.config_class(), request, script_class=self.script_class()
-        )
-        folder = Path(request["folder"])
-        self.check(request)
-        rows = preparing.open_rows(opened, request)
-        columns.require(self.name, rows.column_names)
-        ids = _tokenise(rows["prompt"], opened.tokenizer, opened.training_args)
-        most = opened.training_args.max_completion_length
-        lengths = [len(row) for row in ids]
-        whole = [length + most for length in lengths]
-        chat = isinstance(rows[0]["prompt"], list)
-        profile = preparing.profile_of(
-            (
-                preparing.Row(length + most, _all_of(most), row)
-                for length, row in zip(lengths, ids, strict=True)
-            ),
-            whole,
-            extra_lengths=request.get("max_lengths", ()),
-            kind="prompts, conversational" if chat else "prompts",
-            columns={"prompt": lengths},
-        )
-        refused = raw.checkpointing(
-            lambda **keys: self.config_class()(**{**keys, **self.small_keys}),
-            lambda args, few: self.make_trainer(
-                model=detect.small_model(len(opened.tokenizer)),
-                args=args,
-                train_dataset=few,
-                processing_class=opened.tokenizer,
-                **self.small_arguments(args, opened.tokenizer),
-            ),
-            rows,
-        )
-        kept = raw.measured(rows, [[length] for length in lengths], lengths)
-        return preparing.answer(opened, kept, profile, folder, refusals={"checkpointing": refused})
-
-    def check(self, request: Mapping[str, Any]) -> None:
-        """Check what the trainer needs beside model and data: rewards.
-
-        Raises:
-            UsageError: If it is not there.
-        """
-        trust = bool(request.get("trust_remote_code"))
-        rewards.check(request["config"], self.name, trust_remote_code=trust)
+    def tokenise(
+        self, prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase, training_args: Any
+    ) -> list[list[int]]:
+        """Return the prompts' tokens, with the template's word to go on."""
+        prompts = copy.deepcopy(list(prompts))
+        if isinstance(prompts[0], list):
+            kwargs = getattr(training_args, "chat_template_kwargs", None) or {}
+            found = tokenizer.apply_chat_template(
+                prompts, add_generation_prompt=True, tokenize=True, return_dict=True, **kwargs
+            )
+        else:
+            found = tokenizer(text=prompts)
+        return [list(ids) for ids in found["input_ids"]]
 
     def small_arguments(self, args: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
         """Return further arguments of a trainer that is tried on the smallest of models."""
@@ -311,11 +269,6 @@ class OnlineAdapter(HfAdapter):
         finally:
             module.create_model_from_path = usual
 
-    def row_lengths(self, dataset: Dataset, training_args: Any) -> list[int]:
-        """Return the tokens of each prompt with a completion of full length."""
-        ids = self._ids(dataset, training_args)
-        return [len(row) + training_args.max_completion_length for row in ids]
-
     def row_tokens(self, dataset: Dataset, training_args: Any) -> list[int]:
         """Return the tokens of each prompt's completions."""
         return [training_args.num_generations * training_args.max_completion_length] * len(dataset)
@@ -323,9 +276,6 @@ class OnlineAdapter(HfAdapter):
     def count(self, rows: Sequence[Any], batch: Any) -> Mapping[str, int]:
         """Not called: completions are counted when they are there."""
         raise NotImplementedError
-
-    def _ids(self, dataset: Dataset, training_args: Any) -> list[list[int]]:
-        return _tokenise(dataset["prompt"], self._tokenizer, training_args)
 
     def session(
         self, trainer: Any, spec: ProbeSpec, sample: Sample, repeats: MicroBatches | None
@@ -358,25 +308,6 @@ class OnlineAdapter(HfAdapter):
             count=self.count,
             repeats=repeats,
         )
-
-
-def draw_freely(config: Any | None, model: Any) -> None:
-    """Leave out what keeps completions from ending early, where none would.
-
-    It makes tables of the whole vocabulary at each token, which the user's run does not. A virtual
-    card always draws the token in the middle of the vocabulary.
-
-    Raises:
-        NotVirtual: If what is generated would hang on values.
-    """
-    if config is None:  # an engine of its own generates
-        return
-    if (config.num_beams or 1) > 1:
-        raise NotVirtual("beam search", "which beams go on depends on values")
-    ends = config.eos_token_id
-    ends = ends if isinstance(ends, list) else [ends]
-    if model.config.get_text_config().vocab_size // 2 not in ends:
-        config.min_new_tokens = None
 
 
 def _typical_steps(spec: ProbeSpec) -> int:
@@ -414,7 +345,8 @@ def _prompts_per_generation(args: Any) -> int:
         ValueError: If generations do not divide the completions, as TRL would say later.
     """
     if not hasattr(args, "num_generations"):
-        return int(args.per_device_train_batch_size * args.gradient_accumulation_steps)
+        completions = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        return int(completions * args.world_size)
     num_prompts, rest = divmod(args.generation_batch_size, args.num_generations)
     if rest or not num_prompts:
         raise ValueError(
@@ -422,26 +354,3 @@ def _prompts_per_generation(args: Any) -> int:
             f" num_generations={args.num_generations}"
         )
     return int(num_prompts)
-
-
-def _all_of(count: int) -> Callable[[int], int]:
-    """Return what says how many tokens with loss a ``max_length`` leaves: TRL cuts none."""
-    return lambda limit: count
-
-
-def _tokenise(
-    prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase, training_args: Any
-) -> list[list[int]]:
-    """Return the prompts' tokens as the trainers make them, with the template's word to go on."""
-    prompts = copy.deepcopy(list(prompts))
-    try:
-        if isinstance(prompts[0], list):
-            kwargs = getattr(training_args, "chat_template_kwargs", None) or {}
-            found = tokenizer.apply_chat_template(
-                prompts, add_generation_prompt=True, tokenize=True, return_dict=True, **kwargs
-            )
-        else:
-            found = tokenizer(text=prompts)
-    except Exception as error:
-        raise preparing.explained(error) from error
-    return [list(ids) for ids in found["input_ids"]]

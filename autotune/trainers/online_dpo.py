@@ -12,7 +12,6 @@ trained on alone; the model generates from whole prompts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 from datasets import Dataset
@@ -23,17 +22,14 @@ from trl.scripts.grpo import GRPOScriptArguments
 
 from autotune.devices.base import DeviceBackend, MicroBatches
 from autotune.probe.spec import ProbeSpec
-from autotune.trainers import columns, detect, preparing, raw, rewards
+from autotune.trainers import raw, rewards
 from autotune.trainers.base import Recorder, registry
-from autotune.trainers.hf import HfAdapter, Sample, Session, prepared_rows
-from autotune.trainers.online import draw_freely
+from autotune.trainers.hf import Sample, Session, prepared_rows
+from autotune.trainers.prompts import PromptsAdapter, generate_less
 from autotune.trainers.schedule import num_steps, subset
 
 PER_PROMPT = 2
 """Completions of each prompt, which no setting changes."""
-
-_SMALL = {"max_new_tokens": 2, "generation_kwargs": {"min_new_tokens": 2}}
-"""TRL keys of what is tried on the smallest of models."""
 
 
 class _GeneratingSession(Session):
@@ -41,13 +37,8 @@ class _GeneratingSession(Session):
 
     def listen(self, recorder: Recorder) -> None:
         """Let batches be counted and the trainer's events be heard, generations among them."""
-        trainer, repeats = self._trainer, self._repeats
-        if repeats is not None:
-            repeats.generate_less(trainer.model)
-            draw_freely(getattr(trainer, "generation_config", None), trainer.model)
-        # Each micro-batch begins with a generation, which is timed: none is spared as a whole.
-        self._repeats = None
         super().listen(recorder)
+        trainer = self._trainer
 
         def told(generate: Callable[..., Any]) -> Callable[..., Any]:
             def run(*args: Any, **kwargs: Any) -> Any:
@@ -65,12 +56,15 @@ class _GeneratingSession(Session):
         trainer._generate_vllm = told(trainer._generate_vllm)
 
 
-class OnlineDpoAdapter(HfAdapter):
+class OnlineDpoAdapter(PromptsAdapter):
     """Builds ``OnlineDPOTrainer`` on prompts."""
 
     name: ClassVar[str] = "online_dpo"
-    batches_decide: ClassVar[bool] = True
     session_class: ClassVar[type[Session]] = _GeneratingSession
+    small_keys: ClassVar[Mapping[str, Any]] = {
+        "max_new_tokens": 2,
+        "generation_kwargs": {"min_new_tokens": 2},
+    }
 
     def config_class(self) -> Any:
         """Return ``OnlineDPOConfig``."""
@@ -116,49 +110,29 @@ class OnlineDpoAdapter(HfAdapter):
 
         return {"reward_funcs": [loaded(item) for item in rewards.scorers(spec, self.name)]}
 
-    def prepare(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Tokenise the prompts to know their lengths; keep the rows as they are.
+    def small_arguments(self, args: Any, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+        """Return a reward that scores nothing."""
+        return {"reward_funcs": [_no_reward]}
 
-        Raises:
-            UsageError: If no row can be generated from, or a reward cannot be loaded.
-        """
-        opened = preparing.open_request(
-            self.config_class(), request, script_class=self.script_class()
-        )
-        folder = Path(request["folder"])
-        trust = bool(request.get("trust_remote_code"))
-        rewards.check(request["config"], self.name, trust_remote_code=trust)
-        rows = preparing.open_rows(opened, request)
-        columns.require(self.name, rows.column_names)
-        ids = _tokenise(rows["prompt"], opened.tokenizer)
-        most = opened.training_args.max_new_tokens
-        lengths = [len(row) for row in ids]
-        chat = isinstance(rows[0]["prompt"], list)
-        trained = PER_PROMPT * most
-        profile = preparing.profile_of(
-            (
-                # Completions are never cut, whatever max_length is.
-                preparing.Row(length + most, lambda limit: trained, row)
-                for length, row in zip(lengths, ids, strict=True)
-            ),
-            [length + most for length in lengths],
-            extra_lengths=request.get("max_lengths", ()),
-            kind="prompts, conversational" if chat else "prompts",
-            columns={"prompt": lengths},
-        )
-        refused = raw.checkpointing(
-            lambda **keys: self.config_class()(**{**keys, **_SMALL}),
-            lambda args, few: self.make_trainer(
-                model=detect.small_model(len(opened.tokenizer)),
-                args=args,
-                train_dataset=few,
-                processing_class=opened.tokenizer,
-                reward_funcs=[_no_reward],
-            ),
-            rows,
-        )
-        kept = raw.measured(rows, [[length] for length in lengths], lengths)
-        return preparing.answer(opened, kept, profile, folder, refusals={"checkpointing": refused})
+    def completion_length(self, training_args: Any) -> int:
+        """Return the tokens of the longest completion."""
+        return int(training_args.max_new_tokens)
+
+    def completions_per_prompt(self) -> int:
+        """Return the completions of a prompt that are trained on."""
+        return PER_PROMPT
+
+    def tokenise(
+        self, prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase, training_args: Any
+    ) -> list[list[int]]:
+        """Return the prompts' tokens, as the template writes them."""
+        texts = [
+            apply_chat_template({"prompt": prompt}, tokenizer)["prompt"]
+            if isinstance(prompt, list)
+            else prompt
+            for prompt in prompts
+        ]
+        return [list(ids) for ids in tokenizer(text=texts, add_special_tokens=False)["input_ids"]]
 
     def load_rows(self, spec: ProbeSpec, training_args: Any) -> Sample:
         """Return enough prompts for the probe."""
@@ -180,11 +154,6 @@ class OnlineDpoAdapter(HfAdapter):
             tokens_ratio=ratio,  # completions are all of one length
         )
 
-    def row_lengths(self, dataset: Dataset, training_args: Any) -> list[int]:
-        """Return the tokens of each prompt, whole, with a completion of full length."""
-        ids = _tokenise(dataset["prompt"], self._tokenizer)
-        return [len(row) + training_args.max_new_tokens for row in ids]
-
     def row_tokens(self, dataset: Dataset, training_args: Any) -> list[int]:
         """Return the tokens of each prompt's completions."""
         return [PER_PROMPT * training_args.max_new_tokens] * len(dataset)
@@ -200,26 +169,14 @@ class OnlineDpoAdapter(HfAdapter):
         """Return the session, with what its rows are measured by at hand."""
         self._tokenizer = trainer.processing_class
         self._max_new_tokens = trainer.args.max_new_tokens
-        return super().session(trainer, spec, sample, repeats)
+        if repeats is not None:
+            generate_less(trainer, repeats)
+        # Each micro-batch begins with a generation, which is timed: none is spared as a whole.
+        return super().session(trainer, spec, sample, None)
 
 
 def _no_reward(completions: Sequence[Any], **others: Any) -> list[float]:
     return [0.0] * len(completions)
-
-
-def _tokenise(prompts: Sequence[Any], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """Return the prompts' tokens as the trainer makes them."""
-    try:
-        texts = [
-            apply_chat_template({"prompt": prompt}, tokenizer)["prompt"]
-            if isinstance(prompt, list)
-            else prompt
-            for prompt in prompts
-        ]
-        found = tokenizer(text=texts, add_special_tokens=False)
-    except Exception as error:
-        raise preparing.explained(error) from error
-    return [list(ids) for ids in found["input_ids"]]
 
 
 registry.register("online_dpo", OnlineDpoAdapter)

@@ -46,13 +46,23 @@ class Before:
             parameter.grad = None
         gc.collect()
         # What still lives stays in the trace: it is less than all layers leave.
+        self.forget()
+        trace.sums, trace.sums_cost = dict(self.sums), mark.sums
+
+    def forget(self) -> bool:
+        """Take out of the trace what was done since, and its work.
+
+        Returns:
+            Whether all of it is out; what still lives, perhaps uncollected, stays.
+        """
+        trace, mark = self.trace, self.mark
         is_forgotten = trace.take_back(mark.event, mark.number, self.peak_bytes)
         session = current()
         if is_forgotten and session is not None:
             session.has_workspace = self.has_workspace
         trace.costs.clear()
-        trace.costs.update(mark.costs)
-        trace.sums, trace.sums_cost = dict(self.sums), mark.sums
+        trace.costs.update({phase: replace(cost) for phase, cost in mark.costs.items()})
+        return is_forgotten
 
 
 class Writer:

@@ -17,8 +17,9 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from autotune.virtual import kernels, values
 from autotune.virtual.decoding import Decoding
+from autotune.virtual.expansion import Before
+from autotune.virtual.layerlist import take_mark
 from autotune.virtual.sections import UnevenError
-from autotune.virtual.state import current
 from autotune.virtual.steps import Own, Step, Stretch, highest, stretches_between
 from autotune.virtual.trace import ALLOC, FREE, Cost, Trace
 
@@ -69,7 +70,7 @@ class Generation:
         self._num_done = 0
         self._stretches: list[Stretch] | None = None
         self._is_even = True
-        self._result: tuple[type, Any] | None = None
+        self._make_output: type | None = None
         self._numbers: list[int] | None = None
         self._logits: Any = None
         self._length = self._highest = 0
@@ -115,7 +116,7 @@ class Generation:
         self._length = length
         self._highest = highest(stretches)
         self._logits = kernels.form(outputs["logits"])
-        self._result = type(outputs), None
+        self._make_output = type(outputs)
         return outputs
 
     def _watch(self, kwargs: Mapping[str, Any]) -> tuple[Any, Step | None]:
@@ -123,14 +124,12 @@ class Generation:
         trace, cache = self._trace, kwargs["cache"]
         length = cache.get_seq_length()
         there = {trace.number_of(state): place for place, state in enumerate(_states(cache))}
-        event, number = len(trace.events), len(trace.storages)
-        costs = {phase: replace(cost) for phase, cost in trace.costs.items()}
-        host_bytes = trace.host_bytes
+        mark = take_mark(trace)
         outputs = self._forward(**kwargs)
-        places = {**{old: ~place for old, place in there.items()}}
-        places.update({own: own - number for own in range(number, len(trace.storages))})
-        actions = trace.events[event:]
-        entries = trace.storages[number:]
+        places = {old: ~place for old, place in there.items()}
+        places |= {own: own - mark.number for own in range(mark.number, len(trace.storages))}
+        actions = trace.events[mark.event :]
+        entries = trace.storages[mark.number :]
         states = [trace.number_of(state) for state in _states(cache)]
         logits = trace.number_of(outputs["logits"])
         freed = {own for action, own in actions if action == FREE}
@@ -140,12 +139,12 @@ class Generation:
             or stays != {logits, *states}
             or len(stays) != len(states) + 1
             or not freed.issuperset(there)
-            or trace.host_bytes != host_bytes
+            or trace.host_bytes != mark.host_bytes
             or any(entry.kind == "workspaces" for entry in entries)
         ):
             return outputs, None
         work = {phase: replace(cost) for phase, cost in trace.costs.items()}
-        for phase, cost in costs.items():
+        for phase, cost in mark.costs.items():
             work[phase].add(cost, -1)
         step = Step(
             length=length,
@@ -193,20 +192,13 @@ class Generation:
         Raises:
             UnevenError: If that is not understood.
         """
-        trace, session = self._trace, current()
-        marked = len(trace.events), len(trace.storages), trace.peak_bytes
-        costs = {phase: replace(cost) for phase, cost in trace.costs.items()}
-        workspaces = set() if session is None else set(session.has_workspace)
+        before = Before(self._trace)
         step = self._watch_at(length, kwargs)
-        if not trace.take_back(*marked):
+        is_forgotten = before.forget()
+        if not is_forgotten:
             gc.collect()
-            if not trace.take_back(*marked):
-                raise UnevenError
-        if session is not None:
-            session.has_workspace = workspaces
-        trace.costs.clear()
-        trace.costs.update(costs)
-        if step is None:
+            is_forgotten = before.forget()
+        if step is None or not is_forgotten:
             raise UnevenError
         return step
 
@@ -233,7 +225,7 @@ class Generation:
     def _spare(self, cache: DynamicCache) -> Any:
         """Write a step into the trace; return what the model would have returned."""
         assert self._stretches is not None
-        assert self._result is not None
+        assert self._make_output is not None
         self._decoding.num_spared += 1
         self._length += 1
         length = self._length
@@ -244,8 +236,9 @@ class Generation:
         events = seen.events if length == self._highest else stretch.events
         layers = [(layer, name) for layer in cache.layers for name in ("keys", "values")]
         shapes = [_shape(*item, _kept(item[0], length) + 1) for item in layers]
+        # All that is asked of what is not there is its shape.
         unreal = {
-            shape: torch.empty(*shape[:1], dtype=shape[1], device="meta") for shape in shapes
+            shape: torch.empty(shape[0], dtype=shape[1], device="meta") for shape in set(shapes)
         }
         made: dict[int, torch.Tensor] = {}
         numbers: dict[int, int] = {}
@@ -284,13 +277,13 @@ class Generation:
             _set_length(layer, length + 1)
         if not is_last:
             self._numbers = [numbers[place] for place in seen.states]
-        return self._result[0](logits=made[seen.logits], cache=cache)
+        return self._make_output(logits=made[seen.logits], cache=cache)
 
 
 def _is_step(kwargs: Mapping[str, Any]) -> bool:
     """Whether the model is asked for one more token of each sequence, from a plain cache."""
     cache, ids = kwargs.get("cache"), kwargs.get("input_ids")
-    if not isinstance(cache, DynamicCache) or type(cache) is not DynamicCache:
+    if not isinstance(cache, DynamicCache):
         return False
     return bool(
         _KNOWN.issuperset(name for name, value in kwargs.items() if value is not None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,26 @@ def deep(tmp_path_factory: pytest.TempPathFactory) -> str:
     from copies_kit import DEEP
 
     return kit.write_model(tmp_path_factory.mktemp("deep"), num_hidden_layers=DEEP)
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[None]:
+    """Spare the collector, which trainers call, the many objects that are there already."""
+    import agreement_kit as kit
+
+    gc.collect()
+    gc.freeze()
+    with kit.quiet():
+        yield
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the configuration and tokenizer of a tiny model."""
+    import agreement_kit as kit
+
+    return kit.write_model(tmp_path_factory.mktemp("tiny") / "llama")
 
 
 @pytest.fixture(scope="module")

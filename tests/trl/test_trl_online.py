@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from autotune.space.context import DataProfile
 from autotune.space.space import SearchSpace
 from autotune.trainers.base import load
 
-pytestmark = pytest.mark.trl
+pytestmark = [pytest.mark.trl, pytest.mark.usefixtures("quick")]
 
 TOLERANCE = 0.005
 SLACK_BYTES = 2048
@@ -26,24 +25,9 @@ TRAINERS = ("grpo", "rloo")
 SHORT = {"max_completion_length": 12, "num_generations": 2}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
-    """Spare the collector, which trainers call, the many objects that are there already."""
-    gc.collect()
-    gc.freeze()
-    with kit.quiet():
-        yield
-    gc.unfreeze()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("online")
-
-
-@pytest.fixture(scope="module")
-def tiny(folder: Path) -> str:
-    return kit.write_model(folder / "llama")
 
 
 def rows() -> list[dict[str, Any]]:

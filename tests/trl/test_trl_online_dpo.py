@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,27 +16,12 @@ from autotune.space.context import DataProfile
 from autotune.space.space import SearchSpace
 from autotune.trainers.base import load
 
-pytestmark = pytest.mark.trl
+pytestmark = [pytest.mark.trl, pytest.mark.usefixtures("quick")]
 
 TOLERANCE = 0.005
 SLACK_BYTES = 2048
 NUM_ROWS = 40
 SHORT = {"max_new_tokens": 8, "max_length": 64}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
-    """Spare the collector, which trainers call, the many objects that are there already."""
-    gc.collect()
-    gc.freeze()
-    with kit.quiet():
-        yield
-    gc.unfreeze()
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return kit.write_model(tmp_path_factory.mktemp("model") / "llama")
 
 
 def rows() -> list[dict[str, Any]]:

@@ -5,10 +5,9 @@ As for SFT, the same run is made with real tensors on the CPU and on the pretend
 
 from __future__ import annotations
 
-import gc
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from autotune.space.space import SearchSpace
 from autotune.trainers import raw
 from autotune.trainers.base import load
 
-pytestmark = pytest.mark.trl
+pytestmark = [pytest.mark.trl, pytest.mark.usefixtures("quick")]
 
 TOLERANCE = 0.005
 SLACK_BYTES = 2048
@@ -34,24 +33,9 @@ TRAINERS = ("dpo", "kto", "reward")
 LORA = {"use_peft": True}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
-    """Spare the collector, which trainers call, the many objects that are there already."""
-    gc.collect()
-    gc.freeze()
-    with kit.quiet():
-        yield
-    gc.unfreeze()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("preference")
-
-
-@pytest.fixture(scope="module")
-def tiny(folder: Path) -> str:
-    return kit.write_model(folder / "llama")
 
 
 def words(draw: random.Random, count: int) -> str:

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from autotune.plan import Plan
 from autotune.probe import accelerate_config
 from autotune.probe.result import Outcome, ProbeResult
 from autotune.report.trial import Trial
+from autotune.space.space import SearchSpace
 from autotune.worker import demo
 
 pytestmark = pytest.mark.trl
@@ -210,45 +211,33 @@ def test_deepspeed_s_own_schema_takes_the_config(sharding: str) -> None:
     assert bool(zero.gather_16bit_weights_on_model_save) is (sharding == "zero3")
 
 
-@pytest.mark.parametrize(
-    ("sharding", "gather"),
-    [
-        ("ddp", None),
-        ("zero3", "on"),
-        pytest.param(
-            *("zero3", "off"),
-            marks=pytest.mark.xfail(
-                reason="DeepSpeed 0.19.8: sizes do not match in the backward pass after it",
-                strict=True,
-            ),
-        ),
-    ],
-)
-def test_grpo_generates_in_both_processes(
-    pair: Pair, made: dict[str, str], tmp_path: Path, sharding: str, gather: str | None
-) -> None:
-    needed(sharding)
-    prompts = kit.write_jsonl(tmp_path / "prompts.jsonl", demo.prompts(24))
+def online_probe(
+    pair: Pair, made: dict[str, str], folder: Path, trainer: str, sharding: str, **keys: Any
+) -> ProbeResult:
+    """Probe a trainer that generates, in two processes, each of 2 prompts or completions."""
+    prompts = kit.write_jsonl(folder / "prompts.jsonl", demo.prompts(24))
+    space = SearchSpace.load(trainer)
+    if trainer == "distillation":
+        fixed = {**space.fixed, "teacher_model_name_or_path": made["model"]}
+        space = replace(space, fixed=fixed)
     plan = kit.plan_of(
         pair.executor,
-        tmp_path / "plan",
+        folder / "plan",
         made["model"],
         prompts,
-        space="grpo",
-        trainer="grpo",
+        space=space,
+        trainer=trainer,
         processes=2,
         global_batch=8,
-        pins={"num_generations": 2, "max_completion_length": 8},
+        pins=SHORT[trainer],
     )
     chosen = {**plan.space.baseline, "per_device_train_batch_size": 2}
-    config = on_cpu(sharding, plan.config(chosen))
-    if gather is not None:
-        config["ds3_gather_for_generation"] = gather == "on"
+    config = {**on_cpu(sharding, plan.config(chosen)), **keys}
     spec = kit.spec_of(
         plan,
-        tmp_path / "0001",
+        folder / "0001",
         chosen,
-        trainer="grpo",
+        trainer=trainer,
         config=config,
         overlay={"use_cpu": config["use_cpu"]},
         processes=2,
@@ -256,12 +245,43 @@ def test_grpo_generates_in_both_processes(
         | {"use_cpu": config["use_cpu"]},
         timeout_s=240.0,
     )
-    result = pair.executor.submit(spec).result(WAIT_S)
+    return pair.executor.submit(spec).result(WAIT_S)
+
+
+SHORT = {
+    "grpo": {"num_generations": 2, "max_completion_length": 8},
+    "rloo": {"num_generations": 2, "max_completion_length": 8},
+    "online_dpo": {"max_new_tokens": 8},
+    "distillation": {"max_completion_length": 8},
+}
+COMPLETIONS = {"grpo": 8, "rloo": 8, "online_dpo": 16, "distillation": 8}
+"""Of a global batch of 8 rows: online DPO makes two of each prompt."""
+
+
+@pytest.mark.parametrize(
+    ("trainer", "sharding"), [*((name, "ddp") for name in SHORT), ("grpo", "zero3")]
+)
+def test_both_processes_generate(
+    pair: Pair, made: dict[str, str], tmp_path: Path, trainer: str, sharding: str
+) -> None:
+    needed(sharding)
+    keys = {"ds3_gather_for_generation": True} if sharding == "zero3" else {}
+    result = online_probe(pair, made, tmp_path, trainer, sharding, **keys)
     assert result.outcome is Outcome.OK, (result.detail, result.traceback)
     measurement = result.measurement
     assert measurement is not None
+    whole = 8 * COMPLETIONS[trainer]
     for rank in measurement.ranks:
         assert "generation" in rank.phases
-        # Half of the 8 completions of 8 tokens are each one's.
-        assert [step.num_tokens for step in rank.steps] == [32] * len(rank.steps)
-    assert measurement.steps[0].num_tokens == 64
+        # Half of the completions of 8 tokens are each one's.
+        assert [step.num_tokens for step in rank.steps] == [whole // 2] * len(rank.steps)
+    assert measurement.steps[0].num_tokens == whole
+
+
+def test_generating_without_gathering_fails_as_the_knob_says(
+    pair: Pair, made: dict[str, str], tmp_path: Path
+) -> None:
+    """Where it passes, ``ds3_gather_for_generation`` can be searched as it is, off and on."""
+    needed("zero3")
+    result = online_probe(pair, made, tmp_path, "grpo", "zero3", ds3_gather_for_generation=False)
+    assert result.outcome is Outcome.CRASHED, (result.detail, result.traceback)

@@ -9,9 +9,8 @@ card's way where PyTorch, bitsandbytes and TRL ask for the device's name
 
 from __future__ import annotations
 
-import gc
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,8 @@ import pytest
 from autotune.space.context import Context
 from autotune.space.space import SearchSpace
 from autotune.virtual.trace import Trace
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 TOLERANCE = 0.005
 """What is promised: the largest relative deviation of any figure."""
@@ -34,24 +35,9 @@ NF4 = {**LORA, "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
 INT8 = {**LORA, "load_in_8bit": True}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _quick() -> Iterator[None]:
-    """Spare the collector, which trainers call, the many objects that are there already."""
-    gc.collect()
-    gc.freeze()
-    with kit.quiet():
-        yield
-    gc.unfreeze()
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("agreement")
-
-
-@pytest.fixture(scope="module")
-def tiny(folder: Path) -> str:
-    return kit.write_model(folder / "llama")
 
 
 @pytest.fixture(scope="module")

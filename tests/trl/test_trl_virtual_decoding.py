@@ -254,11 +254,6 @@ def test_the_model_is_as_it_was_afterwards() -> None:
     assert "forward" not in vars(model)
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return kit.write_model(tmp_path_factory.mktemp("decoding") / "llama")
-
-
 @pytest.mark.parametrize(
     ("trainer", "changes"),
     [

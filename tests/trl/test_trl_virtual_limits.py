@@ -33,11 +33,6 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> str:
     return kit.write_rows(tmp_path_factory.mktemp("rows"))
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return kit.write_model(tmp_path_factory.mktemp("model"))
-
-
 def peak(tmp_path: Path, model: str, rows: str, config: dict[str, Any]) -> tuple[int, int]:
     """Return the most bytes in use on the device and held on the host, over a virtual run."""
     steps, _ = kit.run_virtual(kit.make_spec(tmp_path, model, rows, config))

@@ -31,11 +31,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("repeats")
 
 
-@pytest.fixture(scope="module")
-def tiny(folder: Path) -> str:
-    return kit.write_model(folder / "llama")
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _filled_caches(folder: Path, tiny: str, equal: str) -> None:
     fill_caches(folder, tiny, equal)

@@ -40,11 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tiny(folder: Path) -> str:
-    return kit.write_model(folder / "llama")
-
-
-@pytest.fixture(scope="module")
 def rows(folder: Path) -> Path:
     """Return a file of prompts of 5 to 20 words."""
     draw = random.Random(11)

@@ -113,7 +113,8 @@ def plan_of(executor: Executor, folder: Path, model: str, dataset: object, **ask
     """Return the plan of a search with the real worker."""
     run = RunFolder(folder)
     run.work.mkdir(parents=True, exist_ok=True)
-    space = SearchSpace.load(asked.pop("space", "sft"))
+    space = asked.pop("space", "sft")
+    space = space if isinstance(space, SearchSpace) else SearchSpace.load(space)
     values = {"device": "cpu", "warmup_steps": 0, "measured_steps": 1, **asked}
     request = Request(model=model, dataset=str(dataset), space=space, **values)
     return make_plan(request, run, executor)

@@ -243,3 +243,19 @@ def test_header_says_what_is_modelled():
     header = {"source": "predicted", "modelled": "vLLM's share of memory and time"}
     text = "\n".join(trl_yaml.header_lines(header, file_name="x"))
     assert "vLLM's share of memory and time: modelled, neither measured nor traced" in text
+
+
+@pytest.mark.parametrize(
+    ("trainer", "name", "beside", "commands"),
+    [
+        ("sft", "a b.yaml", None, ["trl sft --config 'a b.yaml'"]),
+        ("sft", "a.yaml", "b.yaml", ["trl sft --config a.yaml --accelerate_config b.yaml"]),
+        ("orpo", "a b.py", None, ["python 'a b.py'", "accelerate launch 'a b.py'"]),
+        ("orpo", "a.py", "b.yaml", ["accelerate launch --config_file b.yaml a.py"]),
+        ("orpo", "a.yaml", None, []),
+    ],
+)
+def test_a_file_says_what_a_shell_runs(
+    trainer: str, name: str, beside: str | None, commands: list[str]
+) -> None:
+    assert trl_yaml.run_with(trainer, name, beside) == commands

@@ -8,7 +8,10 @@ import yaml
 
 from autotune import launching
 from autotune.errors import PrerequisiteError, UsageError
+from autotune.plan import Request
 from autotune.probe import accelerate_config
+from autotune.space.context import DeviceInfo
+from autotune.space.space import SearchSpace
 from autotune.testing.contexts import make_context, make_cpu, make_gpu
 
 
@@ -67,16 +70,31 @@ def test_processes_on_the_cpu_divide_its_memory(monkeypatch: pytest.MonkeyPatch)
     assert launching.share(cpu, 1) == cpu
 
 
+def sharding_of(path: str | None, device: DeviceInfo) -> str | None:
+    found = launching.check_request(None, path, device=device.kind)
+    return launching.check_sharding(found, path, device, {})
+
+
 def test_a_file_that_the_device_would_not_follow_is_refused(tmp_path: Path) -> None:
     path = config_file(tmp_path, distributed_type="FSDP", fsdp_config={"fsdp_version": 2})
     with pytest.raises(UsageError, match="without a word"):
-        launching.given(path, make_cpu(), {})
-    assert launching.given(path, make_gpu(), {})["distributed_type"] == "FSDP"
+        sharding_of(path, make_cpu())
+    assert sharding_of(path, make_gpu()) == "fsdp2"
     path = config_file(tmp_path, distributed_type="DEEPSPEED", deepspeed_config={"zero_stage": 3})
     with pytest.raises(PrerequisiteError, match="deepspeed") as raised:
-        launching.given(path, make_gpu(), {})
+        sharding_of(path, make_gpu())
     assert "trl-autotune[deepspeed]" in raised.value.hint
-    assert launching.given(None, make_gpu(), {}) == {}
+    assert sharding_of(None, make_gpu()) is None
+
+
+def test_a_file_is_read_once(tmp_path: Path) -> None:
+    path = config_file(tmp_path, distributed_type="MULTI_GPU")
+    request = Request(
+        model="m", dataset="d", space=SearchSpace.load("sft"), accelerate_config=path
+    )
+    Path(path).unlink()
+    assert request.num_processes == 2
+    assert request.launched["distributed_type"] == "MULTI_GPU"
 
 
 def test_the_user_is_told_what_figures_mean() -> None:

@@ -88,6 +88,16 @@ def test_it_builds_what_the_trainer_takes() -> None:
     assert "quantization_config=get_quantization_config(model_args)," in bare
 
 
+def test_lines_are_counted_as_python_counts_them() -> None:
+    """Not as str.splitlines does, which ends them at form feeds and the like, too."""
+    text = render({"a": 1})
+    edited = text.replace("CONFIG = {", "# one \x0c two \u2028 three\nCONFIG = {")
+    changed = trl_script.with_config(edited, {"b": 2})
+    assert trl_script.config_of(changed) == {"b": 2}
+    assert "# one \x0c two \u2028 three\n" in changed
+    compile(changed, "x.py", "exec")
+
+
 def test_it_says_how_it_is_run() -> None:
     text = render({}, trainer="online_dpo")
     assert "run it with  python best.py\n" in text
