@@ -211,11 +211,11 @@ def test_deepspeed_s_own_schema_takes_the_config(sharding: str) -> None:
     assert bool(zero.gather_16bit_weights_on_model_save) is (sharding == "zero3")
 
 
-def online_probe(
+def probe_of(
     pair: Pair, made: dict[str, str], folder: Path, trainer: str, sharding: str, **keys: Any
 ) -> ProbeResult:
-    """Probe a trainer that generates, in two processes, each of 2 prompts or completions."""
-    prompts = kit.write_jsonl(folder / "prompts.jsonl", demo.prompts(24))
+    """Probe a trainer in two processes, in micro-batches of 2 rows each."""
+    data = kit.write_jsonl(folder / "rows.jsonl", ROWS.get(trainer, demo.prompts)(24))
     space = SearchSpace.load(trainer)
     if trainer == "distillation":
         fixed = {**space.fixed, "teacher_model_name_or_path": made["model"]}
@@ -224,12 +224,12 @@ def online_probe(
         pair.executor,
         folder / "plan",
         made["model"],
-        prompts,
+        data,
         space=space,
         trainer=trainer,
         processes=2,
         global_batch=8,
-        pins=SHORT[trainer],
+        pins=SHORT.get(trainer, {"max_length": 128}),
     )
     chosen = {**plan.space.baseline, "per_device_train_batch_size": 2}
     config = {**on_cpu(sharding, plan.config(chosen)), **keys}
@@ -248,6 +248,7 @@ def online_probe(
     return pair.executor.submit(spec).result(WAIT_S)
 
 
+ROWS = {"dpo": demo.preferences, "reward": demo.preferences, "kto": demo.unpaired}
 SHORT = {
     "grpo": {"num_generations": 2, "max_completion_length": 8},
     "rloo": {"num_generations": 2, "max_completion_length": 8},
@@ -266,7 +267,7 @@ def test_both_processes_generate(
 ) -> None:
     needed(sharding)
     keys = {"ds3_gather_for_generation": True} if sharding == "zero3" else {}
-    result = online_probe(pair, made, tmp_path, trainer, sharding, **keys)
+    result = probe_of(pair, made, tmp_path, trainer, sharding, **keys)
     assert result.outcome is Outcome.OK, (result.detail, result.traceback)
     measurement = result.measurement
     assert measurement is not None
@@ -278,10 +279,23 @@ def test_both_processes_generate(
     assert measurement.steps[0].num_tokens == whole
 
 
+@pytest.mark.parametrize("trainer", ROWS)
+def test_preferences_are_divided_among_processes(
+    pair: Pair, made: dict[str, str], tmp_path: Path, trainer: str
+) -> None:
+    result = probe_of(pair, made, tmp_path, trainer, "ddp")
+    assert result.outcome is Outcome.OK, (result.detail, result.traceback)
+    measurement = result.measurement
+    assert measurement is not None
+    each = [rank.steps[0].num_rows for rank in measurement.ranks]
+    assert each == [4, 4]
+    assert measurement.steps[0].num_rows == 8
+
+
 def test_generating_without_gathering_fails_as_the_knob_says(
     pair: Pair, made: dict[str, str], tmp_path: Path
 ) -> None:
     """Where it passes, ``ds3_gather_for_generation`` can be searched as it is, off and on."""
     needed("zero3")
-    result = online_probe(pair, made, tmp_path, "grpo", "zero3", ds3_gather_for_generation=False)
+    result = probe_of(pair, made, tmp_path, "grpo", "zero3", ds3_gather_for_generation=False)
     assert result.outcome is Outcome.CRASHED, (result.detail, result.traceback)
