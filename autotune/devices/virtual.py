@@ -10,6 +10,7 @@ import contextlib
 import gc
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from autotune.devices.base import OomSignature, registry
@@ -128,8 +129,13 @@ class VirtualDevice:
         return Repeats(self._session.trace)
 
     def run_facts(self, *, num_points: int) -> Mapping[str, Any]:
-        """Return what the peak is made of, with so many points of how memory changed."""
-        makeup = summarise(self._session.trace, max_points=num_points)
+        """Return what the peak is made of, with so many points of how memory changed.
+
+        ``work`` is that of the whole run by phase: see :class:`autotune.virtual.trace.Cost`.
+        """
+        trace = self._session.trace
+        makeup = summarise(trace, max_points=num_points)
+        makeup["work"] = {phase: asdict(cost) for phase, cost in trace.costs.items()}
         modelled = self._session.modelled
         return {"makeup": {**makeup, "modelled": modelled} if modelled else makeup}
 

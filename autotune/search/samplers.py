@@ -35,13 +35,16 @@ _BUILDERS: dict[str, Callable[[int | None, int], optuna.samplers.BaseSampler]] =
 }
 _NEEDED = {"gp": ("scipy", "torch")}
 
-NAMES = ("auto", *_BUILDERS)
+LEARNED = "learned"
+"""Our own, see ``learned.py``."""
+
+NAMES = ("auto", LEARNED, *_BUILDERS)
 
 
 def resolve(name: str, *, num_trials: int | None, space_size: int) -> str:
     """Return the sampler that ``auto`` stands for; other names as they are.
 
-    ``auto`` walks the whole space if the budget covers it, and models it (TPE) otherwise.
+    ``auto`` walks the whole space if the budget covers it, and learns otherwise.
 
     Raises:
         UnknownNameError: If there is no such sampler.
@@ -57,7 +60,7 @@ def resolve(name: str, *, num_trials: int | None, space_size: int) -> str:
         )
     if name != "auto":
         return name
-    return "grid" if num_trials is not None and num_trials >= space_size else "tpe"
+    return "grid" if num_trials is not None and num_trials >= space_size else LEARNED
 
 
 def build(name: str, *, seed: int, num_trials: int | None) -> optuna.samplers.BaseSampler:

@@ -19,6 +19,8 @@ from autotune.differences import differences
 from autotune.errors import StudyMismatchError
 from autotune.probe.result import Outcome
 from autotune.search import samplers
+from autotune.search.guess import Guess, Lesson
+from autotune.search.learned import LearnedSampler, Options
 from autotune.search.storage import open_storage, recording
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -53,13 +55,14 @@ class Study:
     Args:
         draw: Makes a candidate by calling back for each knob's value; see ``ResolvedSpace.draw``.
         directions: ``minimize`` or ``maximize`` per objective.
-        storage: Path of a journal file, or an Optuna storage URL.
+        storage: Path of a journal file, an Optuna storage URL, or a storage that is open.
         name: Study name; the same name on the same storage is one study, shared by all hosts.
         sampler: Resolved sampler name.
         seed: Seed of the sampler's own generator.
         num_trials: Trials planned; None if only time limits the search.
         identity: What makes two searches the same; checked when the study exists already.
         owner: Names this run among several that share a study.
+        candidates: Makes what the sampler ``learned`` chooses from; it needs all or many of them.
     """
 
     def __init__(
@@ -67,19 +70,21 @@ class Study:
         draw: Draw,
         *,
         directions: Sequence[Literal["minimize", "maximize"]],
-        storage: str,
+        storage: str | optuna.storages.BaseStorage,
         name: str,
         sampler: str,
         seed: int,
         num_trials: int | None,
         identity: Mapping[str, Any],
         owner: str,
+        candidates: Callable[[], Sequence[Mapping[str, Value]]] = tuple,
     ) -> None:
         self._draw = draw
         self._owner = owner
+        self._candidates = candidates
         with recording(_BEFORE_THE_FIRST_PROBE):
             self._study = optuna.create_study(
-                storage=open_storage(storage),
+                storage=open_storage(storage) if isinstance(storage, str) else storage,
                 study_name=name,
                 directions=list(directions),
                 load_if_exists=True,
@@ -87,7 +92,40 @@ class Study:
             self._check_identity(identity)
         # A resumed run, or another host's, must not draw the candidates of the first one again.
         seed = (seed + len(self._study.get_trials(deepcopy=False))) % 2**32
-        self._study.sampler = samplers.build(sampler, seed=seed, num_trials=num_trials)
+        self._learned: LearnedSampler | None = None
+        if sampler == samplers.LEARNED:
+            self._learned = LearnedSampler(self._options, directions=list(directions), seed=seed)
+            self._study.sampler = self._learned
+        else:
+            self._study.sampler = samplers.build(sampler, seed=seed, num_trials=num_trials)
+
+    @property
+    def wants_guesses(self) -> bool:
+        """Whether predictions of candidates are of use; see :meth:`inform`."""
+        return self._learned is not None
+
+    def inform(self, guesses: Sequence[Guess], lessons: Sequence[Lesson] = ()) -> None:
+        """Tell what was predicted of candidates, and how far predictions were off elsewhere."""
+        if self._learned is not None:
+            self._learned.inform(guesses, lessons)
+
+    @property
+    def expected_gain(self) -> float | None:
+        """Return what the candidate drawn last is expected to add to the front; None if unknown.
+
+        As a share of the hypervolume that the front dominates; below zero if no candidate is
+        expected to add any.
+        """
+        return None if self._learned is None else self._learned.expected_gain
+
+    def _options(self) -> Options:
+        found = [(item, self._replayed(item)) for item in self._candidates()]
+        usable = [(item, replayed) for item, replayed in found if replayed is not None]
+        return Options(
+            candidates=[item for item, _ in usable],
+            params=[replayed[0] for _, replayed in usable],
+            ordered=sorted({name for _, replayed in usable for name in replayed[1]}),
+        )
 
     def _check_identity(self, identity: Mapping[str, Any]) -> None:
         known = self._study.user_attrs.get("identity")
@@ -117,22 +155,36 @@ class Study:
     @recording()
     def enqueue(self, candidate: Mapping[str, Value]) -> bool:
         """Make the next :meth:`ask` propose ``candidate``; False if the space cannot draw it."""
+        replayed = self._replayed(candidate)
+        if replayed is None:
+            return False
+        self._study.enqueue_trial(replayed[0])
+        return True
+
+    def _replayed(
+        self, candidate: Mapping[str, Value]
+    ) -> tuple[dict[str, Value], set[str]] | None:
+        """Return a candidate's parameters, and those of its knobs that are ordered.
+
+        None if the space cannot draw it.
+        """
         params: dict[str, Value] = {}
+        scaled: set[str] = set()
 
         def replay(name: str, values: Sequence[Value], ordered: bool) -> Value:
-            value = candidate[name.partition("@")[0]]
+            knob = name.partition("@")[0]
+            value = candidate[knob]
             index = list(values).index(value)
             params[name] = index if ordered else value
+            if ordered:
+                scaled.add(knob)
             return value
 
         try:
             drawn = self._draw(replay)
         except (KeyError, ValueError):
-            return False
-        if drawn != dict(candidate):
-            return False
-        self._study.enqueue_trial(params)
-        return True
+            return None
+        return (params, scaled) if drawn == dict(candidate) else None
 
     @recording()
     def ask(self) -> Proposal:

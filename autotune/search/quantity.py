@@ -1,0 +1,175 @@
+"""What is believed of one quantity, an objective or the memory, for every candidate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from autotune.search.residuals import Array, Likeness, Residuals, Scales
+
+PREDICTED_MEMORY = Scales(common=0.3, knobs=0.1, combinations=0.05, noise=0.01, shares=0.2)
+"""Measured over predicted, of memory: what a process holds beside its tensors is common to all
+candidates, and what the knobs do to the tensors is known but for what the device's kernels do."""
+
+PREDICTED_TIME = Scales(common=0.6, knobs=0.25, combinations=0.15, noise=0.03, shares=0.6)
+"""The same of time and rates: a roofline knows neither how well each kernel does on the device nor
+what the host adds to each operator."""
+
+UNPREDICTED = Scales(common=1.0, knobs=0.4, combinations=0.25, noise=0.015)
+"""The quantity itself, where nothing was predicted: knobs change it by a half or so each."""
+
+MOST_GUESSES = 300
+"""Predictions that others are filled in from, where not all candidates were predicted."""
+
+LESSON_NOISE = 0.1
+"""What a prediction's error in another run says of the one in this run, at best."""
+
+BEYOND = 0.02
+"""How far beyond a limit something is taken to be, at least, that is known to be over it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Belief:
+    """A quantity's distribution for each candidate.
+
+    Attributes:
+        mean: Of the logarithm, or of the value itself where values need not be positive.
+            Shape (N,).
+        deviation: The standard deviation of that. Shape (N,).
+        is_log: Which of them it is.
+    """
+
+    mean: Array
+    deviation: Array
+    is_log: bool
+
+    def at(self, rows: Sequence[int], deviates: Array) -> Array:
+        """Return values, in the quantity's unit, for standard normal deviates.
+
+        Args:
+            rows: Numbers of candidates. Shape (N,).
+            deviates: Shape (S, 1), or (S, N).
+
+        Returns:
+            Shape (S, N).
+        """
+        index = list(rows)
+        found = self.mean[index] + self.deviation[index] * deviates
+        return np.exp(found) if self.is_log else found
+
+
+class Quantity:
+    """One quantity of all candidates.
+
+    Args:
+        likeness: Of the candidates, then of those of lessons.
+        size: Number of candidates.
+        guesses: Predicted values, by number of the candidate.
+        lessons: Measured over predicted in earlier runs, by number after the candidates.
+        is_memory: Whether it is memory, which predictions know better than time.
+        shares: What predictions are made of, by number of the candidate: part to share (0 to 1).
+    """
+
+    def __init__(
+        self,
+        likeness: Likeness,
+        size: int,
+        *,
+        guesses: Mapping[int, float],
+        lessons: Mapping[int, float],
+        is_memory: bool = False,
+        shares: Mapping[int, Mapping[str, float]] | None = None,
+    ) -> None:
+        self._likeness = likeness
+        self._size = size
+        self._predicted = PREDICTED_MEMORY if is_memory else PREDICTED_TIME
+        self._lessons = {row: ratio for row, ratio in lessons.items() if ratio > 0}
+        self._shares = _matrix(shares or {}, likeness.size)
+        usable = {row: value for row, value in guesses.items() if value > 0}
+        self._guessed = self._fill(usable) if usable else None
+
+    def _fill(self, guesses: Mapping[int, float]) -> tuple[Array, Array]:
+        """Return the predictions' logarithm for all, and how sure it is. Shapes (N,).
+
+        What was not predicted is filled in from candidates that are like it.
+        """
+        mean, deviation = np.zeros(self._size), np.zeros(self._size)
+        rows = sorted(guesses)
+        mean[rows] = np.log([guesses[row] for row in rows])
+        lacking = [row for row in range(self._size) if row not in guesses]
+        if lacking:
+            kept = rows[:: -(-len(rows) // MOST_GUESSES)]
+            centre = float(np.mean(mean[kept]))
+            known = mean[kept] - centre
+            model = Residuals(self._likeness, kept, known, np.zeros(len(kept)), UNPREDICTED)
+            found, spread = model.posterior(lacking)
+            mean[lacking], deviation[lacking] = found + centre, spread
+        return mean, deviation
+
+    def believe(
+        self,
+        observed: Sequence[tuple[int, float]],
+        *,
+        above: Sequence[int] = (),
+        limit: float = 1.0,
+    ) -> Belief:
+        """Return what is believed after some candidates were measured.
+
+        Args:
+            observed: Number and value, in the quantity's unit, of each.
+            above: Numbers of candidates that are only known to be above ``limit``.
+            limit: In the quantity's unit, greater than 0.
+        """
+        is_log = all(value > 0 for _, value in observed)
+        rows = [row for row, _ in observed]
+        values = np.array([value for _, value in observed], dtype=float)
+        if not is_log:
+            return self._linear(rows, values)
+        logs = np.log(values)
+        prior, doubt = self._prior(logs)
+        scales = UNPREDICTED if self._guessed is None else self._predicted
+        learnt = list(self._lessons) if self._guessed is not None else []
+        noted = [np.log(self._lessons[row]) for row in learnt]
+        known = [*(logs - prior[rows]), *noted]
+        noise = [*doubt[rows], *[LESSON_NOISE] * len(learnt)]
+
+        def model(more: Sequence[int] = (), at: Sequence[float] = ()) -> Residuals:
+            extra = [*noise, *[BEYOND] * len(more)]
+            return Residuals(self._likeness, [*rows, *learnt, *more], [*known, *at], extra, scales)
+
+        found = model()
+        if above:
+            # Those that are believed to be within the limit are moved beyond it.
+            least = np.log(limit) + BEYOND - prior[list(above)]
+            mean, _ = found.posterior(above)
+            found = model(list(above), list(np.maximum(mean, least)))
+        mean, deviation = found.posterior(range(self._size))
+        return Belief(mean=prior + mean, deviation=np.sqrt(deviation**2 + doubt**2), is_log=True)
+
+    def _prior(self, logs: Array) -> tuple[Array, Array]:
+        if self._guessed is not None:
+            return self._guessed
+        centre = float(logs.mean()) if len(logs) else 0.0
+        return np.full(self._size, centre), np.zeros(self._size)
+
+    def _linear(self, rows: Sequence[int], values: Array) -> Belief:
+        """Return the belief of a quantity that is not always positive; predictions are no help."""
+        centre, scale = float(values.mean()), float(values.std()) or 1.0
+        known = (values - centre) / scale
+        model = Residuals(self._likeness, rows, known, np.zeros(len(rows)), UNPREDICTED)
+        mean, deviation = model.posterior(range(self._size))
+        return Belief(mean=centre + scale * mean, deviation=scale * deviation, is_log=False)
+
+
+def _matrix(shares: Mapping[int, Mapping[str, float]], size: int) -> Array | None:
+    """Return shares as an array, the mean of all for candidates without. Shape (C, P)."""
+    names = sorted({name for item in shares.values() for name in item})
+    if not names:
+        return None
+    rows = sorted(shares)
+    known = np.array([[shares[row].get(name, 0.0) for name in names] for row in rows])
+    found = np.tile(known.mean(axis=0), (size, 1))
+    found[rows] = known
+    return found
