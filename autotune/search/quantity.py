@@ -9,11 +9,11 @@ import numpy as np
 
 from autotune.search.residuals import Array, Likeness, Residuals, Scales
 
-PREDICTED_MEMORY = Scales(common=0.3, knobs=0.1, combinations=0.05, noise=0.01, shares=0.2)
-"""Measured over predicted, of memory: what a process holds beside its tensors is common to all
-candidates, and what the knobs do to the tensors is known but for what the device's kernels do."""
+PREDICTED_MEMORY = Scales(common=0.3, knobs=0.05, combinations=0.03, noise=0.01, shares=1.0)
+"""Measured over predicted, of memory. Kernels of another device may keep twice as much of one kind
+of memory, and what a process holds beside its tensors is a guess; what the knobs do is known."""
 
-PREDICTED_TIME = Scales(common=0.6, knobs=0.25, combinations=0.15, noise=0.03, shares=0.6)
+PREDICTED_TIME = Scales(common=0.6, knobs=0.25, combinations=0.15, noise=0.04, shares=0.3)
 """The same of time and rates: a roofline knows neither how well each kernel does on the device nor
 what the host adds to each operator."""
 
@@ -137,7 +137,14 @@ class Quantity:
 
         def model(more: Sequence[int] = (), at: Sequence[float] = ()) -> Residuals:
             extra = [*noise, *[BEYOND] * len(more)]
-            return Residuals(self._likeness, [*rows, *learnt, *more], [*known, *at], extra, scales)
+            return Residuals(
+                self._likeness,
+                [*rows, *learnt, *more],
+                [*known, *at],
+                extra,
+                scales,
+                shares=None if self._guessed is None else self._shares,
+            )
 
         found = model()
         if above:

@@ -63,7 +63,7 @@ def test_the_report_says_what_was_searched(run: Path) -> None:
     assert report.global_batch == 16
     assert report.min_coverage == 0.5
     assert report.seed == 5
-    assert report.sampler == "tpe"
+    assert report.sampler == "learned"
     assert report.space == "quick"
     assert report.objectives == ("peak_memory", "tokens_per_s")
     assert report.budget_bytes == round(0.9 * 60 * GIB)

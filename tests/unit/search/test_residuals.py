@@ -87,12 +87,12 @@ def test_candidates_without_a_prediction_are_filled_in_with_doubt() -> None:
     most = {number: value for number, value in everything.items() if number != missing}
     sure, unsure = (
         Quantity(likeness(), len(CANDIDATES), guesses=guesses, lessons={}).believe(
-            [(0, truth(CANDIDATES[0]))]
+            [(number, truth(CANDIDATES[number])) for number in (0, 3, 6, 9)]
         )
         for guesses in (everything, most)
     )
     assert unsure.at([missing], 0.0) == pytest.approx(truth(CANDIDATES[missing]), rel=0.35)
-    assert unsure.deviation[missing] > 1.2 * sure.deviation[missing]
+    assert unsure.deviation[missing] > 1.1 * sure.deviation[missing]
 
 
 def test_what_ran_out_is_moved_beyond_the_limit_and_takes_its_likes_along() -> None:

@@ -311,7 +311,7 @@ def test_a_storage_that_cannot_be_opened_says_so(url: str) -> None:
 
 def test_sampler_names() -> None:
     assert samplers.resolve("auto", num_trials=40, space_size=40) == "grid"
-    assert samplers.resolve("auto", num_trials=40, space_size=41) == "tpe"
+    assert samplers.resolve("auto", num_trials=40, space_size=41) == "learned"
     assert samplers.resolve("auto", num_trials=None, space_size=4) == "tpe"
     assert samplers.resolve("nsgaii", num_trials=1, space_size=1) == "nsgaii"
     with pytest.raises(UnknownNameError, match="tpe"):
