@@ -219,6 +219,7 @@ class CardSearch:
                 price_per_hour=self._prices.get(
                     card.name, None if known is None else known.price_per_hour
                 ),
+                failure=None if known is None else known.failure,
             )
         return earlier
 

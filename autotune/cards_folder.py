@@ -86,10 +86,12 @@ class CardsFolder(RunFolder):
         """
         details, runs = self.read_run(), self.read_cards()
         texts = {name: details.get(name) for name in ("model", "dataset", "trainer")}
+        cards = tuple(self._result(run) for run in runs)
+        stopped = any(card.report is not None and card.report.interrupted for card in cards)
         return CardComparison(
             **{name: text if isinstance(text, str) else "" for name, text in texts.items()},
-            cards=tuple(self._result(run) for run in runs),
-            interrupted=interrupted,
+            cards=cards,
+            interrupted=interrupted or stopped,
         )
 
     def _result(self, run: CardRun) -> CardResult:

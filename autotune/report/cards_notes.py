@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from autotune.probe import prediction, trl_yaml
+from autotune.probe import prediction
 from autotune.report.model import SIZE_LIMIT
 from autotune.report.picks import FEW
 from autotune.units import format_duration, format_gib, format_rate
@@ -265,9 +265,7 @@ def _named(card: CardResult) -> str:
 
 
 def _rated(card: CardResult) -> str:
-    changed = card.fastest.trial.changed if card.fastest is not None else {}
-    with_ = f" with {trl_yaml.settings(changed)}" if changed else " with nothing changed"
-    return f"a predicted {format_rate(_rate(card))} tokens/s ±{prediction.RATE_ERROR:.0%}{with_}"
+    return f"a predicted {format_rate(_rate(card))} tokens/s ±{prediction.RATE_ERROR:.0%}"
 
 
 def _rate(card: CardResult) -> float:

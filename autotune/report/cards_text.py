@@ -24,6 +24,8 @@ def render(comparison: CardComparison, width: int) -> Text:
         f"{TITLE}: {comparison.model} ({comparison.trainer}) on {comparison.dataset}, on"
         f" {counted(len(comparison.cards), 'card')}"
     )
+    tried = [len(card.report.trials) for card in comparison.cards if card.report is not None]
+    title += f", up to {counted(max(tried), 'trial')} on each" if tried else ""
     text = Text().append(wrapped(title, width), "bold")
     if comparison.interrupted:
         text.append("\n" + wrapped("Interrupted; this is what is known so far.", width), "yellow")
