@@ -88,9 +88,13 @@ def by_card(
         from_file: Whether they are a list of prices, which may hold those of other cards.
 
     Raises:
-        UsageError: If there is a price for a card that is not compared, or a list has none.
+        UsageError: If there is a price for a card that is not compared, a list has none of those
+            that are, or a price is no positive number.
     """
-    found = {name_in(compared, text): price for text, price in given.items()}
+    found = {
+        name_in(compared, text): _checked(price, f"the price of {text}")
+        for text, price in given.items()
+    }
     others = [name for name in found if name not in compared.values()]
     if others and (not from_file or len(others) == len(found)):
         raise UsageError(

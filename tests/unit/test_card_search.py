@@ -50,14 +50,14 @@ def failing_on(device: str, outcome: Outcome | None = None) -> Callable[[ProbeSp
 
 def test_each_card_has_an_ordinary_run_folder_of_its_own(run: Path) -> None:
     executor = make_executor()
-    found = make_search(run, executor).search(Budget(6))
+    found = make_search(run, executor).search(Budget(3))
     assert set(names(found)) == {"rtx-4090", "a100-80gb", "h100-sxm-80gb"}
     assert {path.name for path in run.iterdir()} == {*names(found), "cards.json", ".lock"}
     for card in found.cards:
         report = Report.load(run / card.name / "report.json")
         assert report == card.report
         assert report.finished
-        assert len(report.trials) == 6
+        assert len(report.trials) == 3
         assert report.device["name"] == card.device
         assert (run / card.name / "configs" / "best.yaml").is_file()
     assert {spec.device for spec in executor.submitted} == set(DEVICES)
@@ -276,7 +276,7 @@ def test_a_resumed_search_takes_further_cards_and_keeps_the_prices(run: Path) ->
 
 def test_another_request_does_not_resume(run: Path) -> None:
     make_search(run, devices=DEVICES[:2]).search(Budget(2))
-    with pytest.raises(StudyMismatchError, match="--global-batch"):
+    with pytest.raises(StudyMismatchError, match="global_batch"):
         make_search(run, devices=DEVICES, resume=True, global_batch=64).search(Budget(2))
     with pytest.raises(UsageError, match="holds a search already"):
         make_search(run).search(Budget(2))
