@@ -50,8 +50,10 @@ class Asked:
         return Budget(trials, self.limit_s)
 
 
-def given(device: str, price: Sequence[str] | None, prices: Path | None) -> Several | None:
-    """Return the cards that ``--device`` names; None if it is a single device, named once.
+def given(
+    device: str, price: Sequence[str] | None, prices: Path | None
+) -> tuple[str, Several | None]:
+    """Return the device to search on, and the cards if ``--device`` names several.
 
     Raises:
         UsageError: If a real device is among several, or a price is given for a single one.
@@ -62,9 +64,11 @@ def given(device: str, price: Sequence[str] | None, prices: Path | None) -> Seve
         from autotune.card_search import named_cards
 
         found = {card.device: card.name for card in named_cards(parts)}
-        return Several(tuple(found), prices_of(found, price, prices))
+        if len(found) > 1:
+            return device, Several(tuple(found), prices_of(found, price, prices))
+        device = next(iter(found))
     check_no_prices(price, prices)
-    return None
+    return device, None
 
 
 def check_no_prices(price: Sequence[str] | None, prices: Path | None) -> None:

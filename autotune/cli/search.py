@@ -125,7 +125,7 @@ def search(
         settings["space"] = _scored_by(reward, settings["space"])
     if resume and run_dir is None:
         raise UsageError("--resume needs --run-dir, the folder of the run to continue.")
-    several = cards.given(device, price, prices)
+    settings["device"], several = cards.given(device, price, prices)
     if several is not None:
         asked = cards.Asked(model, dataset, settings, several, trials, limit_s, _command_line())
         return cards.dry_run(asked, as_json) if dry_run else cards.search(asked, as_json)
