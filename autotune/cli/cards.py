@@ -165,7 +165,7 @@ def dry_run(asked: Asked, as_json: bool) -> int:
         AutotuneError: If it could be searched on none; the first card's error.
     """
     from autotune.cli.planned import planned, print_planned
-    from autotune.units import format_duration
+    from autotune.units import counted, format_duration
 
     cards = _card_search(asked)
     plans = cards.plans()
@@ -202,7 +202,7 @@ def dry_run(asked: Asked, as_json: bool) -> int:
             console.print(text, markup=False, soft_wrap=True)
         print()
     print(
-        f"{len(facts)} cards are searched one after the other, each with the trials and the time"
+        f"{counted(len(facts), 'card')}, one after the other, each with the trials and the time"
         f" that were given; the bound for all is {format_duration(worst_s)}."
     )
     return 0

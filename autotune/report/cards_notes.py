@@ -218,9 +218,9 @@ def _few_tried(comparison: CardComparison) -> list[str]:
     size = max(report.num_candidates for report in few)
     more = " or more" if size >= SIZE_LIMIT else ""
     return [
-        f"At most {tried} of {size:,}{more} candidates were tried on a card, so that each may have"
-        " a faster one, and a card on which none fits one that does. The same command with"
-        " --resume and more --trials goes on."
+        f"At most {tried} of {size:,}{more} candidates were tried on a card: there may be faster"
+        " ones, and on a card where none fits, one that does. The same command with --resume and"
+        " more --trials goes on."
     ]
 
 
