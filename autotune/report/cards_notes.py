@@ -74,7 +74,7 @@ def _smallest(comparison: CardComparison) -> list[str]:
     if card is None or comparison.cheapest is not None:
         return []
     hint = "Which is the cheapest depends on prices, which you can give: "
-    hint += " ".join(f"--price {item.name}=PER_HOUR" for item in comparison.cards)
+    hint += " ".join(f"--price {item.name}=PER_HOUR" for item in comparison.fitting)
     return [f"Smallest card on which it fits: {_named(card)}, at {_rated(card)}.", f"{hint}."]
 
 
@@ -197,11 +197,14 @@ def _left_out(card: CardResult) -> dict[str, str]:
 def _unpriced(comparison: CardComparison) -> list[str]:
     if all(card.price_per_hour is None for card in comparison.cards):
         return []
-    lacking = [card.name for card in comparison.cards if card.price_per_hour is None]
+    lacking = [card.name for card in comparison.fitting if card.price_per_hour is None]
     if not lacking:
         return []
     options = " ".join(f"--price {name}=PER_HOUR" for name in lacking)
-    return [f"{_listed(lacking)} has no price, and takes no part in what is cheapest: {options}."]
+    has, takes = ("has", "takes") if len(lacking) == 1 else ("have", "take")
+    return [
+        f"{_listed(lacking)} {has} no price, and {takes} no part in what is cheapest: {options}."
+    ]
 
 
 def _few_tried(comparison: CardComparison) -> list[str]:

@@ -104,7 +104,7 @@ def test_a_card_without_a_price_takes_no_part_in_what_is_cheapest() -> None:
     found = three(h100_sxm_80gb=100.0)
     assert found.cheapest is found.cards[0]
     assert found.cheapest.name == LARGE
-    (note,) = (note for note in found.notes if "no price" in note)
+    (note,) = (note for note in found.notes if "have no price" in note)
     assert f"--price {SMALL}=PER_HOUR --price {MIDDLE}=PER_HOUR" in note
 
 
