@@ -43,11 +43,15 @@ def search(
     memory_budget: options.MemoryBudget = None,
     trials: Annotated[
         int | None,
-        typer.Option(help="Candidates to probe, of several cards on each.  [default: 40]", min=1),
+        typer.Option(
+            help="Candidates to probe; with several cards, on each.  [default: 40]", min=1
+        ),
     ] = None,
     time_budget: Annotated[
         str | None,
-        typer.Option(help="Time after which no probe starts, as 30m; of several cards for each."),
+        typer.Option(
+            help="Time after which no probe starts, as 30m; with several cards, for each."
+        ),
     ] = None,
     price: options.Price = None,
     prices: options.Prices = None,
