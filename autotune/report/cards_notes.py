@@ -86,7 +86,8 @@ def _fastest(comparison: CardComparison) -> list[str]:
     ratio = ""
     if against is not None and against is not card and _rate(against):
         ratio = f", {_rate(card) / _rate(against):.2f} times the rate of {against.name}"
-    return [f"Fastest: {_named(card)}, at {_rated(card)}{ratio}."]
+    same = ", the same card" if against is card else ""
+    return [f"Fastest: {_named(card)}, at {_rated(card)}{ratio}{same}."]
 
 
 def _full(comparison: CardComparison) -> list[str]:
@@ -173,25 +174,31 @@ def _removed(comparison: CardComparison) -> list[str]:
     """Return which values a card's search lacked that another one's had, with the reasons."""
     searched = [card for card in comparison.cards if card.report is not None]
     lacking = {card.name: _left_out(card) for card in searched}
-    found = []
-    for card in searched:
+    told: dict[tuple[str, str], list[str]] = {}
+    for name, left_out in lacking.items():
         own = {
             value: reason
-            for value, reason in lacking[card.name].items()
+            for value, reason in left_out.items()
             if any(value not in others for others in lacking.values())
         }
         for reason, values in _inverted(own).items():
-            found.append(
-                f"{card.name} was searched without {_listed(values)}, which other cards have:"
-                f" {reason.rstrip('.')}."
-            )
-    return found
+            told.setdefault((_listed(values), reason.rstrip(".")), []).append(name)
+    return [
+        f"{_listed(names)} {'was' if len(names) == 1 else 'were'} searched without {values},"
+        f" which other cards have: {reason}."
+        for (values, reason), names in told.items()
+    ]
 
 
 def _left_out(card: CardResult) -> dict[str, str]:
+    """Return the knobs and values that a card rules out, each with the reason, in common words."""
     if card.report is None:
         return {}
-    return dict([*card.report.inactive_knobs, *card.report.removed_values])
+    values = dict(card.report.removed_values)
+    told = {value.partition("=")[0] for value in values}  # whose last value needs no reason
+    knobs = {name: reason for name, reason in card.report.inactive_knobs if name not in told}
+    label = str(card.report.device.get("label") or card.label)
+    return {name: text.replace(label, "the card") for name, text in (knobs | values).items()}
 
 
 def _unpriced(comparison: CardComparison) -> list[str]:

@@ -192,11 +192,15 @@ def test_fastest_configurations_that_train_otherwise_are_told() -> None:
 
 
 def test_values_that_one_card_lacks_are_told_with_the_reason() -> None:
-    reason = "T4 does not support bfloat16"
+    reason = "the card does not support bfloat16"
     report = make_report(
         [predicted(0, 1000.0)],
         device={"name": "virtual:t4", "kind": "cuda", "label": "T4"},
-        removed_values=(("dtype=bfloat16", reason), ("optim=x", "no package has it")),
+        removed_values=(
+            ("dtype=bfloat16", "T4 does not support bfloat16"),
+            ("optim=x", "no package has it"),
+        ),
+        inactive_knobs=(("dtype", "float16 is the only value left here"),),
     )
     other = make_report(
         [predicted(0, 1000.0)],
@@ -206,6 +210,13 @@ def test_values_that_one_card_lacks_are_told_with_the_reason() -> None:
     found = compared(a_card("t4", 15, report=report), a_card(SMALL, 24, report=other))
     (note,) = (note for note in found.notes if "searched without" in note)
     assert note == f"t4 was searched without dtype=bfloat16, which other cards have: {reason}."
+    both = compared(
+        *(a_card(name, 15, report=report) for name in ("t4", "v100")),
+        a_card(SMALL, 24, report=other),
+    )
+    assert any(
+        note.startswith("t4 and v100 were searched without dtype=bfloat16") for note in both.notes
+    )
 
 
 def test_other_versions_are_told() -> None:
