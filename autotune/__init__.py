@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from autotune.card_search import compare_cards
     from autotune.errors import (
         AutotuneError,
         BaselineError,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from autotune.objectives import Constraint, Objective
     from autotune.probe.result import Measurement, Outcome, ProbeResult
     from autotune.probe.spec import ProbeSpec
+    from autotune.report.cards import CardComparison, CardResult
     from autotune.report.model import Report
     from autotune.report.trial import Trial
     from autotune.space.domains import Choice, FloatRange, IntRange, PowerOfTwo
@@ -54,6 +56,8 @@ _EXPORTS = {
     "Outcome": "probe.result",
     "ProbeResult": "probe.result",
     "ProbeSpec": "probe.spec",
+    "CardComparison": "report.cards",
+    "CardResult": "report.cards",
     "Report": "report.model",
     "Trial": "report.trial",
     "Choice": "space.domains",
@@ -66,12 +70,15 @@ _EXPORTS = {
     "Listener": "listener",
     "Silent": "listener",
     "Tuner": "tuner",
+    "compare_cards": "card_search",
 }
 
 __all__ = [
     "AutotuneError",
     "BaselineError",
     "Budget",
+    "CardComparison",
+    "CardResult",
     "Choice",
     "Constraint",
     "ExecutorError",
@@ -99,6 +106,7 @@ __all__ = [
     "Tuner",
     "UnknownNameError",
     "UsageError",
+    "compare_cards",
 ]
 
 

@@ -26,6 +26,8 @@ _ARGUMENTS = {
     "min-coverage": "min_coverage",
     "phases": "phases",
     "pin": "pins",
+    "price": "prices",
+    "prices": "prices",
     "probe-timeout": "probe_timeout_s",
     "processes": "processes",
     "resume": "resume=True",
@@ -129,6 +131,10 @@ class UsageError(AutotuneError, ValueError):
 
 class SpaceError(UsageError):
     """A search space, a pin or a knob's domain is wrong."""
+
+
+class TooSmallError(UsageError):
+    """The memory that there is does not even hold the weights, so that no search is needed."""
 
 
 class UnknownNameError(UsageError):

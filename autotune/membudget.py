@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from autotune.errors import UsageError
+from autotune.errors import TooSmallError, UsageError
 from autotune.probe.prediction import MEMORY_MARGIN
 from autotune.report.compare import ASKED
 from autotune.space.context import Context, DeviceInfo
@@ -91,14 +91,14 @@ def check_occupied(budget: int, occupied: int, device: DeviceInfo) -> None:
         device: What the probes run on.
 
     Raises:
-        UsageError: Naming both figures.
+        TooSmallError: Naming both figures.
     """
     if budget > occupied:
         return
     whose = "the context takes" if device.is_virtual else "PyTorch and TRL take"
     little, taken = format_gib_apart(budget, occupied)
     has_more = not device.total_bytes or device.total_bytes > occupied
-    raise UsageError(
+    raise TooSmallError(
         f"a budget of {little} is below what {whose} before a model is loaded: {taken}.",
         hint="Raise --memory-budget above that, and by what the model needs."
         if has_more
@@ -112,7 +112,7 @@ def check_weights(budget: int, occupied: int, context: Context) -> None:
     4-bit weights take half a byte; without bitsandbytes bfloat16 takes two.
 
     Raises:
-        UsageError: Naming the figures.
+        TooSmallError: Naming the figures.
     """
     small = context.model.quantized or "bitsandbytes" in context.packages
     num_parameters, device = context.model.num_parameters, context.device
@@ -122,7 +122,7 @@ def check_weights(budget: int, occupied: int, context: Context) -> None:
     whose = "context" if device.is_virtual else "PyTorch and TRL"
     beside = f", beside the {format_gib(occupied)} of {whose}" if occupied else ""
     little, weights = format_gib_apart(budget, least)
-    raise UsageError(
+    raise TooSmallError(
         f"a budget of {little} is below the weights: {num_parameters:,} parameters take at least"
         f" {weights}{beside}.",
         hint=_hint_for_weights(occupied, context),

@@ -55,6 +55,8 @@ class Tuner:
         resume: Go on with the search in ``run_dir``.
         listener: Hears of progress.
         command: The command line to record; a password in it is masked.
+        shared: Folder whose ``work`` takes the tokenised rows where several searches share them;
+            it stays. By default the run's own.
         **request: Further fields of :class:`autotune.plan.Request`, such as ``device``,
             ``memory_budget_bytes``, ``global_batch``, ``pins`` and ``processes``.
     """
@@ -74,6 +76,7 @@ class Tuner:
         resume: bool = False,
         listener: Listener | None = None,
         command: str = "",
+        shared: RunFolder | None = None,
         **request: Any,
     ) -> None:
         found = SearchSpace.load(space) if isinstance(space, str) else space
@@ -88,6 +91,7 @@ class Tuner:
         self._resume = resume
         self._listener: Listener = listener if listener is not None else Silent()
         self._command = masked_command(command)
+        self._shared = shared
         self._report: Report | None = None
 
     @property
@@ -98,17 +102,7 @@ class Tuner:
     @property
     def resume_command(self) -> str:
         """Return the command line that goes on with this search; empty if none is known."""
-        try:
-            words = shlex.split(self._command)
-        except ValueError:  # not a command line, whatever a script has given
-            words = []
-        if not words:
-            return ""
-        if "--resume" not in words:
-            words.append("--resume")
-        if "demo" not in words and not any(word.startswith("--run-dir") for word in words):
-            words += ["--run-dir", str(self.folder.path)]
-        return shlex.join(words)
+        return resume_command(self._command, self.folder)
 
     def plan(self, *, check: bool = False) -> Plan:
         """Gather the facts and resolve the space without probing or recording anything.
@@ -129,7 +123,8 @@ class Tuner:
         earlier = self.folder.read_run() if self._resume else {}
         budget = earlier.get("budget_bytes")
         with self._scratch() as (folder, executor):
-            plan = make_plan(self.request, folder, executor, budget_bytes=budget)
+            data = self._shared or folder
+            plan = make_plan(self.request, data, executor, budget_bytes=budget)
         if self._resume:
             self.folder.check_identity(plan.identity())
             load_trials(self.folder)
@@ -183,9 +178,8 @@ class Tuner:
         started = time.monotonic()
         deadline = None if budget.wall_time_s is None else started + budget.wall_time_s
         earlier = self.folder.read_run() if self._resume else {}
-        plan = make_plan(
-            self.request, self.folder, executor, budget_bytes=earlier.get("budget_bytes")
-        )
+        data, budget_bytes = self._shared or self.folder, earlier.get("budget_bytes")
+        plan = make_plan(self.request, data, executor, budget_bytes=budget_bytes)
         if self._resume:
             self.folder.check_identity(plan.identity())
         run_id = str(earlier.get("run_id") or uuid.uuid4().hex)
@@ -382,6 +376,21 @@ def load_trials(folder: RunFolder) -> list[Trial]:
         except (TypeError, ValueError, AttributeError) as error:
             raise journal.damaged(folder.journal_file, line, str(error)) from error
     return sorted(trials.values(), key=lambda trial: trial.number)
+
+
+def resume_command(command: str, folder: RunFolder) -> str:
+    """Return the command line that goes on with what ``command`` began; empty if none is known."""
+    try:
+        words = shlex.split(command)
+    except ValueError:  # not a command line, whatever a script has given
+        words = []
+    if not words:
+        return ""
+    if "--resume" not in words:
+        words.append("--resume")
+    if "demo" not in words and not any(word.startswith("--run-dir") for word in words):
+        words += ["--run-dir", str(folder.path)]
+    return shlex.join(words)
 
 
 def default_run_dir(model: str) -> Path:

@@ -51,3 +51,10 @@ MinCoverage = Annotated[
 ]
 Seed = Annotated[int, typer.Option(help="Seed of the search.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+Price = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--price", metavar="CARD=PER_HOUR", help="What a compared card costs, in any currency."
+    ),
+]
+Prices = Annotated[Path | None, typer.Option(help="TOML or YAML file of prices per hour by card.")]

@@ -26,10 +26,20 @@ class Progress:
 
     Args:
         console: Standard error.
+        head: What to say first.
+        said: What was said of the set-up of earlier searches, and is not said again.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(
+        self,
+        console: Console,
+        *,
+        head: str = "starting the worker and reading model and data ...",
+        said: set[str] | None = None,
+    ) -> None:
         self._console = console
+        self._head = head
+        self._said = said if said is not None else set()
         self._bar: Any = None
         self._task: TaskID | None = None
         self._baseline: dict[str, Any] = {}
@@ -41,7 +51,7 @@ class Progress:
         self._started = time.monotonic()
 
     def __enter__(self) -> Progress:
-        self._say("starting the worker and reading model and data ...")
+        self._say(self._head)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -56,7 +66,7 @@ class Progress:
         if budget.trials is None and size == SIZE_LIMIT:
             self._num_trials = None  # only the time ends it
         device, data = plan.context.device, plan.context.data
-        self._say(
+        self._say_once(
             f"{plan.context.model.architecture}, {plan.context.model.num_parameters:,} "
             f"parameters; {counted(data.num_rows, 'row')}, {data.num_tokens:,} tokens, longest "
             f"{data.longest:,}"
@@ -66,9 +76,9 @@ class Progress:
             f"({plan.budget_source}); global batch {plan.context.global_batch}"
         )
         if device.is_virtual:
-            self._say(f"note: {prediction.trust(device.label)}")
+            self._say_once(f"note: {prediction.trust(device.label)}")
         for notice in plan.notices:
-            self._say(f"note: {notice}")
+            self._say_once(f"note: {notice}")
         self._start_bar()
 
     def _start_bar(self) -> None:
@@ -140,6 +150,11 @@ class Progress:
         """Say that what does not fit is predicted once more, to see what it would need."""
         named = ", ".join(str(number) for number in numbers)
         self._say(f"nothing fits; predicting what the closest would need: trial {named}")
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
 
     def _say(self, text: str) -> None:
         if self._bar is not None:

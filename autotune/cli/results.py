@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import yaml
 
-from autotune.cli import common, options, streams
+from autotune.cli import cards, common, options, streams
 from autotune.errors import AutotuneError, UsageError
 
 if TYPE_CHECKING:
@@ -34,10 +34,19 @@ def report(
         bool,
         typer.Option("--verbose", help="Add what was not searched, and a predicted timeline."),
     ] = False,
+    price: options.Price = None,
+    prices: options.Prices = None,
 ) -> int:
-    """Show the Pareto set of a run, also of one that is under way or was interrupted."""
+    """Show the Pareto set of a run, also of one that is under way or was interrupted.
+
+    Of a search on several cards, show what was found on each.
+    """
+    from autotune.cards_folder import is_cards
     from autotune.report import terminal
 
+    if is_cards(run):
+        return cards.report(run, as_json, price=price, prices=prices)
+    cards.check_no_prices(price, prices)
     with _reading(run):
         found = load_report(run)
         if as_json:
@@ -49,6 +58,9 @@ def report(
 
 def export(
     run: options.Run,
+    card: Annotated[
+        str | None, typer.Option(help="Which card's, if the run is a search on several.")
+    ] = None,
     pick: Annotated[
         str, typer.Option(help="fastest, leanest, balanced, or a trial's number.")
     ] = "balanced",
@@ -69,6 +81,7 @@ def export(
 
     if output is not None:
         common.check_file(output, "--output")
+    run = cards.folder_of(run, card)
     with _reading(run):
         found = load_report(run)
         trial = found.pick(pick)
@@ -259,6 +272,7 @@ def load_report(run: Path) -> Report:
     """
     from autotune.report.model import Report
 
+    cards.check_single(run)
     path = _report_file(run)
     if not path.exists():
         hint = "Give the folder that `autotune search` named at its end, such as runs/...."
@@ -276,6 +290,7 @@ def _files(source: Path) -> list[Path]:
                 hint="Give a run folder or a YAML file.",
             )
         return [source]
+    cards.check_single(source)
     folder = source / "configs"
     files = sorted((*folder.glob("trial-*.yaml"), *folder.glob("trial-*.py")))
     if not files:

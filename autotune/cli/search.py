@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli import common, interrupts, options
+from autotune.cli import cards, common, interrupts, options
 from autotune.errors import UnknownNameError, UsageError
 from autotune.masking import MASK
 
@@ -33,14 +33,28 @@ def search(
     trainer: options.Trainer = "sft",
     space: options.Space = None,
     reward: options.Reward = None,
-    device: options.Device = "auto",
+    device: Annotated[
+        str,
+        typer.Option(
+            help="auto, cpu, cuda[:N], mps, xpu, or virtual:CARD (autotune gpus); several of the"
+            " last, with commas, are compared."
+        ),
+    ] = "auto",
     memory_budget: options.MemoryBudget = None,
     trials: Annotated[
-        int | None, typer.Option(help="Candidates to probe.  [default: 40]", min=1)
+        int | None,
+        typer.Option(
+            help="Candidates to probe; with several cards, on each.  [default: 40]", min=1
+        ),
     ] = None,
     time_budget: Annotated[
-        str | None, typer.Option(help="Time after which no probe starts, as 30m.")
+        str | None,
+        typer.Option(
+            help="Time after which no probe starts, as 30m; with several cards, for each."
+        ),
     ] = None,
+    price: options.Price = None,
+    prices: options.Prices = None,
     probe_timeout: Annotated[str, typer.Option(help="Limit of one probe, as 300 or 5m.")] = "300",
     global_batch: Annotated[
         int | None,
@@ -115,6 +129,10 @@ def search(
         settings["space"] = _scored_by(reward, settings["space"])
     if resume and run_dir is None:
         raise UsageError("--resume needs --run-dir, the folder of the run to continue.")
+    settings["device"], several = cards.given(device, price, prices)
+    if several is not None:
+        asked = cards.Asked(model, dataset, settings, several, trials, limit_s, _command_line())
+        return cards.dry_run(asked, as_json) if dry_run else cards.search(asked, as_json)
     if dry_run:
         return _dry_run(model, dataset, settings, trials, limit_s, as_json=as_json)
     return _search(model, dataset, settings, trials, limit_s, as_json=as_json)

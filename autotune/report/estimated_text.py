@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 
 from rich.text import Text
@@ -12,6 +11,7 @@ from autotune.probe.modelled import engine_of
 from autotune.probe.result import Measurement, Outcome, phase_name
 from autotune.probe.trl_yaml import TRL_COMMANDS
 from autotune.report.cells import gib, percent
+from autotune.report.columns import aligned, fitted, wrapped
 from autotune.report.estimated import CardEstimate, Estimate
 from autotune.report.makeup import BUDGET_MEANS, makeup_table, timeline_picture
 from autotune.units import counted, format_duration, format_gib, format_rate
@@ -25,18 +25,18 @@ def render(estimate: Estimate, width: int) -> Text:
     where = f" on {cards[0].label}" if len(cards) == 1 else ""
     trl = "trl " if estimate.trainer in TRL_COMMANDS else ""
     title = f"{TITLE}: {estimate.file} ({trl}{estimate.trainer}){where}"
-    text = Text().append(_wrap(title, width), "bold")
-    text.append(f"\n{_wrap(_data_line(estimate), width)}\n")
+    text = Text().append(wrapped(title, width), "bold")
+    text.append(f"\n{wrapped(_data_line(estimate), width)}\n")
     if len(cards) == 1:
         text.append_text(_one(cards[0], width))
     else:
         text.append_text(_table(cards, width))
     for note in estimate.notes:
-        text.append("\n" + _wrap(f"note: {note}", width, hang=6))
+        text.append("\n" + wrapped(f"note: {note}", width, hang=6))
     if not _has_figures(estimate):
         return text
     trust = prediction.trust(*(card.label for card in cards))
-    return text.append("\n\n" + _wrap(trust, width), "dim")
+    return text.append("\n\n" + wrapped(trust, width), "dim")
 
 
 def _has_figures(estimate: Estimate) -> bool:
@@ -51,14 +51,14 @@ def _data_line(estimate: Estimate) -> str:
 
 
 def _one(card: CardEstimate, width: int) -> Text:
-    text = Text("\n").append(_wrap(card.verdict(), width), _style(card))
+    text = Text("\n").append(wrapped(card.verdict(), width), _style(card))
     if card.measurement is None:
         return text
     rows = _figures(card, card.measurement)
     size = max(len(name) for name, _ in rows)
     text.append("\n")
     for name, value in rows:
-        text.append("\n" + _wrap(f"{name:<{size}}  {value}", width, hang=size + 2))
+        text.append("\n" + wrapped(f"{name:<{size}}  {value}", width, hang=size + 2))
     makeup = card.makeup
     if makeup is None:
         return text
@@ -68,7 +68,7 @@ def _one(card: CardEstimate, width: int) -> Text:
     if not picture.plain:
         return text
     text.append("\n\n").append_text(picture)
-    return text.append("\n" + _wrap(BUDGET_MEANS, width))
+    return text.append("\n" + wrapped(BUDGET_MEANS, width))
 
 
 def _figures(card: CardEstimate, pooled: Measurement) -> list[tuple[str, str]]:
@@ -127,26 +127,22 @@ def _figures(card: CardEstimate, pooled: Measurement) -> list[tuple[str, str]]:
 
 def _table(cards: Sequence[CardEstimate], width: int) -> Text:
     rows = [_row(card) for card in cards]
-    names = list(rows[0])
-    sizes = {name: max(len(name), *(len(row[name]) for row in rows)) for name in names}
-    text = Text("\n").append("  ".join(f"{name:<{sizes[name]}}" for name in names), "bold")
+    sizes, left = fitted(rows), ("card", "fits")
+    head = aligned({name: name for name in sizes}, sizes, sizes)
+    text = Text("\n").append(head, "bold")
     for card, row in zip(cards, rows, strict=True):
-        line = "  ".join(
-            f"{row[name]:<{sizes[name]}}" if name in ("card", "fits") else row[name].rjust(size)
-            for name, size in sizes.items()
-        )
-        text.append("\n" + line.rstrip(), _style(card))
+        text.append("\n" + aligned(row, sizes, left), _style(card))
     for card in cards:
         if not card.is_known or card.is_refusal:
-            text.append("\n" + _wrap(f"{card.label}: {card.verdict()}", width, hang=2))
+            text.append("\n" + wrapped(f"{card.label}: {card.verdict()}", width, hang=2))
         elif card.outcome is Outcome.OK and card.host_warning():
-            text.append("\n" + _wrap(f"{card.label}:{card.host_warning()}", width), "yellow")
+            text.append("\n" + wrapped(f"{card.label}:{card.host_warning()}", width), "yellow")
     legend = (
         "All columns are predicted, but for memory and limit (the card's memory less"
         f" {prediction.MEMORY_MARGIN:.0%}). GiB; used: reserved and context; host: what the device"
         f" moves there; tokens/s and step: ±{prediction.RATE_ERROR:.0%}."
     )
-    return text.append("\n" + _wrap(legend, width), "dim")
+    return text.append("\n" + wrapped(legend, width), "dim")
 
 
 def _row(card: CardEstimate) -> dict[str, str]:
@@ -171,13 +167,3 @@ def _style(card: CardEstimate) -> str:
     if card.outcome is not Outcome.OK:
         return "bold red"
     return "green" if card.fits and not card.host_warning() else "yellow"
-
-
-def _wrap(text: str, width: int, *, hang: int = 0) -> str:
-    return textwrap.fill(
-        text,
-        max(width, 20),
-        subsequent_indent=" " * hang,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

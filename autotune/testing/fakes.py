@@ -99,6 +99,7 @@ class FakeExecutor:
 
     Args:
         wall: The machine.
+        walls: Machines by device name, for a search on several; ``wall`` is all others.
         slots: Probes that may run at once, as far as the search is told.
         fault: Asked before every probe; returns an outcome to end it with, an error to raise from
             its future, or None to let the wall decide.
@@ -114,11 +115,13 @@ class FakeExecutor:
         self,
         *,
         wall: MemoryWall | None = None,
+        walls: Mapping[str, MemoryWall] | None = None,
         slots: int = 1,
         fault: Callable[[ProbeSpec], Fault] | None = None,
         answers: Mapping[str, Any] | None = None,
     ) -> None:
         self.wall = wall or MemoryWall()
+        self.walls = walls or {}
         self.submitted: list[ProbeSpec] = []
         self.tasks: list[tuple[str, Mapping[str, Any]]] = []
         self.is_shut_down = False
@@ -171,28 +174,27 @@ class FakeExecutor:
 
     def _probe(self, spec: ProbeSpec) -> ProbeResult:
         config = {**spec.config, **spec.overlay}
-        peak = self.wall.peak_bytes(config)
-        limit = min(self.wall.capacity_bytes, spec.memory_budget_bytes or self.wall.capacity_bytes)
+        wall = self.walls.get(spec.device, self.wall)
+        peak = wall.peak_bytes(config)
+        limit = min(wall.capacity_bytes, spec.memory_budget_bytes or wall.capacity_bytes)
         if peak > limit and not spec.beyond_device:
             detail = f"{format_gib(peak)} are needed of {format_gib(limit)}"
-            phase = "load" if self.wall.load_bytes(config) > limit else "first_step"
+            phase = "load" if wall.load_bytes(config) > limit else "first_step"
             return self._failed(spec, Outcome.DEVICE_OOM, detail=detail, phase=phase)
         digest = hashlib.sha256(json.dumps(spec.to_dict(), sort_keys=True).encode()).digest()
         draw = random.Random(digest)
         steps = tuple(
-            self.wall.step(
-                config, spec.accumulation_steps, draw.uniform(1, 1 + self.wall.noise_ratio)
-            )
+            wall.step(config, spec.accumulation_steps, draw.uniform(1, 1 + wall.noise_ratio))
             for _ in range(max(spec.measured_steps, 1))  # a prediction may have none of its own
         )
         load_peak, step_peak = (
             MemoryPeak(allocated_bytes=n, reserved_bytes=n, used_bytes=n, resident_bytes=n)
-            for n in (self.wall.weights_bytes, peak)
+            for n in (wall.weights_bytes, peak)
         )
         is_virtual = spec.device.startswith("virtual:")
         measurement = Measurement(
             source="predicted" if is_virtual else "measured",
-            makeup=_makeup(self.wall.weights_bytes, peak) if is_virtual else None,
+            makeup=_makeup(wall.weights_bytes, peak) if is_virtual else None,
             device_kind=spec.device.partition(":")[0],
             accumulation_steps=spec.accumulation_steps,
             steps=steps,

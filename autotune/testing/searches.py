@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from autotune.space.context import Context
 from autotune.space.space import SearchSpace
 from autotune.testing.contexts import make_context
 from autotune.testing.fakes import FakeExecutor
+from autotune.virtual import cards
 
 ENVIRONMENT: Mapping[str, Any] = {"packages": {"torch": "2.13.0"}, "python": "3.11.7"}
 
@@ -36,6 +38,19 @@ def make_answers(context: Context | None = None) -> dict[str, Any]:
             "data_folder": "/no/such/folder",
         },
     }
+
+
+def make_card_answers(context: Context | None = None) -> dict[str, Any]:
+    """Return what the tasks answer where every virtual card is as the catalogue has it."""
+    context = context or make_context()
+
+    def describe(request: Mapping[str, Any]) -> dict[str, Any]:
+        device = str(request["device"])
+        card = cards.device_info(cards.find(device.partition(":")[2]), device)
+        answer: dict[str, Any] = make_answers(replace(context, device=card))["describe"]
+        return answer
+
+    return {**make_answers(context), "describe": describe}
 
 
 def make_fake_plan(

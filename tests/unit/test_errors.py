@@ -33,6 +33,7 @@ EXIT_CODES = {
     "SpaceError": 2,
     "StudyMismatchError": 2,
     "UnknownNameError": 2,
+    "TooSmallError": 2,
     "UsageError": 2,
 }
 

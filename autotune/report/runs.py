@@ -1,0 +1,159 @@
+"""Finished searches beside one another, as plain data, and what keeps them from being compared."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.probe import prediction
+from autotune.report.figures import figures_of
+from autotune.report.model import PICKS, Report
+from autotune.report.trial import Trial
+
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One search.
+
+    Attributes:
+        name: Its folder, as given.
+        report: Its report; None if none of its probes has ended.
+    """
+
+    name: str
+    report: Report | None = None
+
+    @property
+    def source(self) -> str:
+        """Return whether its figures are measured or predicted."""
+        predicted = self.report is not None and self.report.is_predicted
+        return prediction.SOURCE if predicted else "measured"
+
+    @property
+    def device(self) -> str:
+        """Return its device in words, with the driver where that is known."""
+        device = {} if self.report is None else self.report.device
+        driver = f", driver {device['driver']}" if device.get("driver") else ""
+        return f"{device.get('label') or device.get('name') or 'not known'}{driver}"
+
+    @property
+    def picks(self) -> tuple[tuple[str, Trial], ...]:
+        """Return its picks, those of one trial under one name such as ``fastest, balanced``."""
+        numbers: dict[int, list[str]] = {}
+        found = {} if self.report is None else self.report.picks()
+        for name in PICKS:
+            if name in found:
+                numbers.setdefault(found[name], []).append(name)
+        if self.report is None:
+            return ()
+        pick = self.report.pick
+        return tuple((", ".join(names), pick(number)) for number, names in numbers.items())
+
+    @property
+    def lack(self) -> str:
+        """Return why there is nothing to show of it, in a whole sentence; empty if there is."""
+        if self.report is None or not self.report.trials:
+            return "No probe of it has ended yet; --resume goes on with it."
+        if self.picks:
+            return ""
+        error = self.report.nothing_fits()
+        return f"{error.message[:1].upper()}{error.message[1:]} {error.hint}".strip()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        report = self.report
+        if report is None:
+            return {"name": self.name, "lack": self.lack, "picks": {}}
+        return {
+            "name": self.name,
+            "model": report.model,
+            "dataset": report.dataset,
+            "trainer": report.trainer,
+            "global_batch": report.global_batch,
+            "source": self.source,
+            "device": dict(report.device),
+            "versions": dict(report.versions),
+            "budget_bytes": report.budget_bytes,
+            "finished": report.finished,
+            "outcomes": report.outcomes(),
+            "lack": self.lack,
+            "picks": {
+                name: {
+                    "trial": trial.number,
+                    "changed": dict(trial.changed),
+                    **figures_of(trial, report.gain(trial)).to_dict(),
+                }
+                for names, trial in self.picks
+                for name in names.split(", ")
+            },
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunComparison:
+    """Searches in the order in which they were given."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def obstacles(self) -> tuple[str, ...]:
+        """Return what differs between runs whose figures may then not be compared, in words."""
+        names = sorted({name for run in self._known for name in _report(run).versions})
+        reads: dict[str, Callable[[Run], Any]] = {
+            "measured or predicted": lambda run: run.source,
+            "the device": lambda run: run.device,
+            "the weights": lambda run: _report(run).weights if run.source == "measured" else "",
+        }
+        reads |= {name: functools.partial(_version, name) for name in names}
+        told = [self._told(name, read) for name, read in reads.items()]
+        return tuple(text for text in told if text)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what else differs between runs, in whole sentences: what was asked for."""
+        reads: dict[str, Callable[[Run], Any]] = {
+            "the model": lambda run: _report(run).model,
+            "the data set": lambda run: _report(run).dataset,
+            "the trainer": lambda run: _report(run).trainer,
+            "the global batch": lambda run: _report(run).global_batch,
+            "the search space": lambda run: _report(run).space,
+        }
+        told = [self._told(name, read) for name, read in reads.items()]
+        return tuple(
+            f"The runs differ in {text}: their rates are of different trainings."
+            if not text.startswith("the search space")
+            else f"The runs differ in {text}: they chose among different candidates."
+            for text in told
+            if text
+        )
+
+    @property
+    def _known(self) -> tuple[Run, ...]:
+        return tuple(run for run in self.runs if run.report is not None)
+
+    def _told(self, name: str, read: Callable[[Run], Any]) -> str:
+        """Return a thing with its values, each once; empty if all runs have the same."""
+        values = list(dict.fromkeys(str(read(run)) for run in self._known))
+        return f"{name} ({', '.join(values)})" if len(values) > 1 else ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values, with the schema number."""
+        return {
+            "schema": SCHEMA,
+            "obstacles": list(self.obstacles),
+            "notes": list(self.notes),
+            "runs": [run.to_dict() for run in self.runs],
+        }
+
+
+def _version(name: str, run: Run) -> str:
+    return _report(run).versions.get(name, "none")
+
+
+def _report(run: Run) -> Report:
+    assert run.report is not None  # asked of those that have one
+    return run.report
