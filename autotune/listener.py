@@ -12,6 +12,8 @@ from autotune.report.model import Report
 from autotune.report.trial import Trial
 
 DEFAULT_TRIALS = 40
+DEFAULT_MIN_GAIN = 0.001
+"""A thousandth of what the front dominates is less than probes of one candidate differ by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,16 +23,22 @@ class Budget:
     Attributes:
         trials: Trials that take a probe, the baseline included; None for no limit.
         wall_time_s: Time after which no further probe starts; None for no limit.
+        min_gain: Share (0 to 1) of the volume that the Pareto set dominates, which a candidate
+            must be expected to add to be worth a probe. The search ends before its budget once
+            none is; 0 uses the budget up. Only the sampler ``learned`` expects anything.
     """
 
     trials: int | None = DEFAULT_TRIALS
     wall_time_s: float | None = None
+    min_gain: float = DEFAULT_MIN_GAIN
 
     def __post_init__(self) -> None:
         if self.trials is not None and self.trials < 1:
             raise UsageError(f"a budget of {self.trials} trials probes nothing.")
         if self.wall_time_s is not None and self.wall_time_s <= 0:
             raise UsageError("a wall-time budget must be greater than zero.")
+        if not 0.0 <= self.min_gain < 1.0:
+            raise UsageError("the least gain must be from 0 to below 1.")
 
 
 class Listener(Protocol):

@@ -29,6 +29,9 @@ MAX_WALKED = 20_000
 MAX_BLIND_DRAWS = 1000
 MAX_FINALISTS = 8
 CONFIRM_ROUNDS = 3
+PATIENCE = 3
+"""Probes in a row that were expected to gain next to nothing, after which a search ends."""
+
 MAX_BEYOND = 4
 """Candidates that are predicted once more where nothing fits."""
 
@@ -59,6 +62,13 @@ class SearchLoop:
         trials: Trials of an earlier run that is being resumed.
         on_trial: Called with each finished trial.
         on_probe: Called as each probe starts, with its number and candidate.
+        min_gain: Share of the front's hypervolume below which a candidate is not worth a probe,
+            by what the sampler expects of it; 0 to go on until the budget is used up.
+
+    Attributes:
+        trials: All that have ended.
+        exhausted: Whether the space is used up.
+        settled: Whether no candidate was left that was expected to gain ``min_gain``.
     """
 
     def __init__(
@@ -73,11 +83,15 @@ class SearchLoop:
         trials: Sequence[Trial] = (),
         on_trial: Callable[[Trial], None] = lambda trial: None,
         on_probe: Callable[[int, Mapping[str, Any]], None] = lambda number, candidate: None,
+        min_gain: float = 0.0,
     ) -> None:
         self.trials: list[Trial] = list(trials)
         if len(self.trials) == 1 and self.trials[0].outcome in _BROKEN_BASELINE:
             self.trials = []  # the set-up was broken; it may have been mended
         self.exhausted = False
+        self.settled = False
+        self._min_gain = min_gain
+        self._num_idle = 0
         self._plan = plan
         self._study = study
         self._executor = executor
@@ -199,7 +213,7 @@ class SearchLoop:
             # It runs alone and first, and whatever was used up: without it there is nothing to
             # tell. A resumed run can lack it as well.
             return not self._running
-        if self.exhausted or _is_past(deadline_s):
+        if self.exhausted or self.settled or _is_past(deadline_s):
             return False
         return num_trials is None or self.num_probed + len(self._running) < num_trials
 
@@ -224,8 +238,19 @@ class SearchLoop:
                 self._record_implied(proposal, digest, implied[1])
                 continue
             self._study.mark_digest(proposal, digest)
+            self._note_gain()
             return _Pending(self._take_number(), proposal.candidate, digest, proposal)
         return None
+
+    def _note_gain(self) -> None:
+        """Count probes that are expected to gain next to nothing; enough of them end the search.
+
+        They are still run: what they find may be what was not expected.
+        """
+        gain = self._study.expected_gain
+        is_idle = gain is not None and gain < self._min_gain
+        self._num_idle = self._num_idle + 1 if is_idle else 0
+        self.settled = self._num_idle >= PATIENCE and any(item.feasible for item in self.trials)
 
     def _take_number(self) -> int:
         number, self._next_number = self._next_number, self._next_number + 1

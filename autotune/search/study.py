@@ -189,6 +189,8 @@ class Study:
     @recording()
     def ask(self) -> Proposal:
         """Return the next candidate."""
+        if self._learned is not None:
+            self._learned.expected_gain = None  # one that was enqueued is nobody's expectation
         trial = self._study.ask()
         trial.set_user_attr("owner", self._owner)
         candidate = self._draw(lambda *question: _suggest(trial, *question))

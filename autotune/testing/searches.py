@@ -11,6 +11,7 @@ from autotune import objectives
 from autotune.loop import SearchLoop
 from autotune.plan import Plan, Request, make_plan
 from autotune.runfolder import RunFolder
+from autotune.search.pool import pool
 from autotune.search.study import Study
 from autotune.space.context import Context
 from autotune.space.space import SearchSpace
@@ -98,6 +99,7 @@ def make_loop(
         num_trials=num_trials,
         identity=plan.identity(),
         owner=owner,
+        candidates=lambda: pool(plan.space, seed=plan.request.seed),
     )
     return SearchLoop(
         plan,

@@ -52,6 +52,7 @@ def make_study(storage: Path | str, **changes: Any) -> Study:
         "num_trials": 30,
         "identity": {"model": "a", "space": "b"},
         "owner": "me",
+        "candidates": lambda: list(SPACE.enumerate()),
     }
     return Study(**{**values, **changes})
 
@@ -312,7 +313,7 @@ def test_a_storage_that_cannot_be_opened_says_so(url: str) -> None:
 def test_sampler_names() -> None:
     assert samplers.resolve("auto", num_trials=40, space_size=40) == "grid"
     assert samplers.resolve("auto", num_trials=40, space_size=41) == "learned"
-    assert samplers.resolve("auto", num_trials=None, space_size=4) == "tpe"
+    assert samplers.resolve("auto", num_trials=None, space_size=4) == "learned"
     assert samplers.resolve("nsgaii", num_trials=1, space_size=1) == "nsgaii"
     with pytest.raises(UnknownNameError, match="tpe"):
         samplers.resolve("tpee", num_trials=1, space_size=1)
