@@ -34,17 +34,41 @@ def report(
         bool,
         typer.Option("--verbose", help="Add what was not searched, and a predicted timeline."),
     ] = False,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write a page for a browser as well, which works offline."),
+    ] = None,
 ) -> int:
     """Show the Pareto set of a run, also of one that is under way or was interrupted."""
     from autotune.report import terminal
 
+    if html is not None:
+        from autotune.report.html import page
+
+        common.check_file(html, "--html")
+        page.check()
     with _reading(run):
         found = load_report(run)
         if as_json:
             common.show_json(found.to_dict())
         else:
             terminal.render(found, common.stdout_console(), verbose=verbose)
+        if html is not None:
+            common.say(f"wrote {_write_page(found, run, html)}")
     return 0
+
+
+def _write_page(report: Report, run: Path, target: Path) -> Path:
+    """Write a report as a page, with the predictions that lie beside it."""
+    from autotune.report.html import page, predictions
+
+    baseline = report.baseline
+    points = predictions.read_predictions(
+        _report_file(run).parent,
+        report.objectives,
+        None if baseline is None else baseline.candidate,
+    )
+    return page.write(report, target, points)
 
 
 def export(

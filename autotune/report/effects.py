@@ -1,0 +1,386 @@
+"""What each setting costs and saves in a search, from trials that differ in it alone.
+
+An effect speaks of two values of one knob and holds every pair of trials that has them, all else
+equal. A value without such a pair is named as well, with what it was only ever seen together
+with: a reader must not take a mixture of changes for the work of one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+from autotune.probe import trl_yaml
+from autotune.probe.result import Interval
+from autotune.report.compare import Gain, gain_of
+from autotune.report.model import Report
+from autotune.report.pairs import Pair, pairs
+from autotune.report.trial import Trial
+from autotune.space.knob import LEAST, registry
+from autotune.units import counted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effect:
+    """One knob's step from a value to another, all else equal.
+
+    Attributes:
+        knob: Its name.
+        before: The value that is compared with; the baseline's, where one of the two is.
+        after: The other value.
+        pairs: Numbers of the trials with ``before`` and ``after``, one pair each.
+        memory: Peak memory after over before: median, least and greatest of the pairs.
+        rate: Rate after over before, likewise.
+        memory_is_noise: Whether no direction of memory can be told: most pairs lie within the
+            noise, or those that do not disagree.
+        rate_is_noise: The same of the rate.
+        changes: What differs in what is trained: ``tokens``, ``method``; empty if it is the same
+            training within rounding.
+    """
+
+    knob: str
+    before: Any
+    after: Any
+    pairs: tuple[tuple[int, int], ...]
+    memory: Interval
+    rate: Interval
+    memory_is_noise: bool
+    rate_is_noise: bool
+    changes: tuple[str, ...] = ()
+
+    @property
+    def step(self) -> str:
+        """Return it in words, such as ``checkpointing: off to full``."""
+        values = [_value(self.knob, value) for value in (self.before, self.after)]
+        return f"{self.knob}: {' to '.join(values)}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {
+            "knob": self.knob,
+            "before": self.before,
+            "after": self.after,
+            "pairs": [list(pair) for pair in self.pairs],
+            "memory_ratio": _plain(self.memory),
+            "memory_is_noise": self.memory_is_noise,
+            "rate_ratio": _plain(self.rate),
+            "rate_is_noise": self.rate_is_noise,
+            "changes": list(self.changes),
+            "note": note(self),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unpaired:
+    """A value that ran, but in no pair with all else equal.
+
+    Attributes:
+        knob: The knob.
+        value: Its value.
+        trials: Numbers of the trials that ran with it.
+        together_with: The fewest other knobs that differed from a trial with another value of it.
+        gain: The first of those trials against the baseline, all its changes together; None if
+            they cannot be compared.
+    """
+
+    knob: str
+    value: Any
+    trials: tuple[int, ...]
+    together_with: tuple[str, ...]
+    gain: Gain | None = None
+
+    @property
+    def sentence(self) -> str:
+        """Return it as a whole sentence."""
+        setting = trl_yaml.settings({self.knob: self.value})
+        return (
+            f"{setting} was only seen together with changes of {_listed(self.together_with)}"
+            f" ({_trials(self.trials)}), so that its own effect is not known."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """A value with which no trial ran to its end.
+
+    Attributes:
+        knob: The knob.
+        value: Its value.
+        trials: Numbers of the trials that had it.
+        outcomes: How they ended, each once, in the order of the trials.
+    """
+
+    knob: str
+    value: Any
+    trials: tuple[int, ...]
+    outcomes: tuple[str, ...]
+
+    @property
+    def sentence(self) -> str:
+        """Return it as a whole sentence."""
+        setting = trl_yaml.settings({self.knob: self.value})
+        return (
+            f"With {setting} no trial ran to its end ({_trials(self.trials)}:"
+            f" {_listed(self.outcomes)}), so that its effect is not known."
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effects:
+    """What is known of every setting that a search varied.
+
+    Attributes:
+        paired: Effects with all else equal, by knob.
+        unpaired: Values that were only seen together with other changes.
+        failed: Values with which nothing ran.
+    """
+
+    paired: tuple[Effect, ...] = ()
+    unpaired: tuple[Unpaired, ...] = ()
+    failed: tuple[Failed, ...] = ()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Return what a reader would not expect, in whole sentences."""
+        return tuple(text for text in map(note, self.paired) if text)
+
+
+def effects(report: Report) -> Effects:
+    """Return what each setting of a search cost and saved, as far as its trials tell."""
+    baseline = report.baseline
+    usual = {} if baseline is None else baseline.candidate
+    groups: dict[tuple[str, str, str], list[Pair]] = defaultdict(list)
+    for pair in pairs(report.trials):
+        turned = _oriented(pair, usual)
+        before, after = turned.before.candidate, turned.after.candidate
+        # As texts, since 1, 1.0 and True are equal and not the same setting.
+        values = [_value(pair.knob, side[pair.knob]) for side in (before, after)]
+        key = (pair.knob, values[0], values[1])
+        groups[key].append(turned)
+    found = [_effect(group) for group in groups.values()]
+    found.sort(key=lambda item: (item.knob, not _is(usual, item), item.pairs))
+    return Effects(
+        paired=tuple(found),
+        unpaired=tuple(_unpaired(report, found)),
+        failed=tuple(_failed(report.trials)),
+    )
+
+
+def note(effect: Effect) -> str:
+    """Return what is odd about an effect, in a whole sentence; empty if nothing is.
+
+    A setting that is meant to save memory and did not, one that costs both memory and rate, and
+    one that gains both are worth knowing; what trades one for the other is what was asked for.
+    """
+    turned = effect if _saves(effect) is not False else _turned(effect)
+    name = trl_yaml.settings({turned.knob: turned.after})
+    against = f"instead of {_value(turned.knob, turned.before)}"
+    aside = f"({counted(len(effect.pairs), 'pair')}, all else equal)"
+    slower = not turned.rate_is_noise and turned.rate.median < 1
+    faster = not turned.rate_is_noise and turned.rate.median > 1
+    fatter = not turned.memory_is_noise and turned.memory.median > 1
+    leaner = not turned.memory_is_noise and turned.memory.median < 1
+    cost = f"cost {_share(turned.rate)} of the rate"
+    if _saves(turned) and fatter:
+        also = f" and {cost}" if slower else ""
+        return (
+            f"{name} {against} should need less memory, but needed {_share(turned.memory)} more"
+            f" here{also} {aside}."
+        )
+    if _saves(turned) and turned.memory_is_noise and slower:
+        return (
+            f"{name} {against} saved no memory here that can be told from noise, and {cost}"
+            f" {aside}."
+        )
+    if (fatter and slower) or (leaner and faster):
+        gain = _both(turned if leaner else _turned(turned))
+        better, worse = (turned.after, turned.before) if leaner else (turned.before, turned.after)
+        other = f" It is another training ({', '.join(effect.changes)})." if effect.changes else ""
+        return (
+            f"{trl_yaml.settings({turned.knob: better})} was better than"
+            f" {_value(turned.knob, worse)} in both: {gain} {aside}.{other}"
+        )
+    return ""
+
+
+def _both(effect: Effect) -> str:
+    return f"{_share(effect.memory)} less memory and {_share(effect.rate)} more rate"
+
+
+def _share(ratio: Interval) -> str:
+    """Return how far a ratio is from 1, in per cent."""
+    off = abs(ratio.median - 1.0)
+    return f"{off:.1%}" if off < 0.1 else f"{off:.0%}"
+
+
+def _saves(effect: Effect) -> bool | None:
+    """Whether ``after`` is the value that is meant to need less memory; None if neither is."""
+    if effect.knob not in registry.names():
+        return None
+    knob = registry.get(effect.knob)
+    if knob.leanest == LEAST:
+        numbers = [v for v in (effect.before, effect.after) if isinstance(v, int | float)]
+        return numbers[1] < numbers[0] if len(numbers) > 1 else None
+    order = list(knob.leanest)
+    # A value that is not named there is none that a lean candidate would take.
+    first, second = (
+        order.index(value) if value in order else len(order)
+        for value in (effect.before, effect.after)
+    )
+    return None if first == second else second < first
+
+
+def _turned(effect: Effect) -> Effect:
+    return Effect(
+        knob=effect.knob,
+        before=effect.after,
+        after=effect.before,
+        pairs=tuple((second, first) for first, second in effect.pairs),
+        memory=_inverse(effect.memory),
+        rate=_inverse(effect.rate),
+        memory_is_noise=effect.memory_is_noise,
+        rate_is_noise=effect.rate_is_noise,
+        changes=effect.changes,
+    )
+
+
+def _inverse(ratio: Interval) -> Interval:
+    return Interval(median=1 / ratio.median, low=1 / ratio.high, high=1 / ratio.low)
+
+
+def _oriented(pair: Pair, usual: Mapping[str, Any]) -> Pair:
+    """Return a pair from the baseline's value to another, else from the lesser to the greater."""
+    before = pair.before.candidate[pair.knob]
+    after = pair.after.candidate[pair.knob]
+    if pair.knob in usual and usual[pair.knob] in (before, after):
+        keeps = before == usual[pair.knob]
+    else:
+        keeps = _order(before) <= _order(after)
+    if keeps:
+        return pair
+    gain = pair.gain
+    return Pair(
+        knob=pair.knob,
+        before=pair.after,
+        after=pair.before,
+        gain=Gain(
+            rate_ratio=1 / gain.rate_ratio,
+            memory_ratio=1 / gain.memory_ratio,
+            rate_is_tied=gain.rate_is_tied,
+            memory_is_tied=gain.memory_is_tied,
+        ),
+    )
+
+
+def _order(value: Any) -> tuple[bool, float, str]:
+    is_number = isinstance(value, int | float)
+    return not is_number, float(value) if is_number else 0.0, str(value)
+
+
+def _effect(group: Sequence[Pair]) -> Effect:
+    first = group[0]
+    gains = [pair.gain for pair in group]
+    changes = {name for pair in group for name in {*pair.before.changes} ^ {*pair.after.changes}}
+    return Effect(
+        knob=first.knob,
+        before=first.before.candidate[first.knob],
+        after=first.after.candidate[first.knob],
+        pairs=tuple((pair.before.number, pair.after.number) for pair in group),
+        memory=_range([gain.memory_ratio for gain in gains]),
+        rate=_range([gain.rate_ratio for gain in gains]),
+        memory_is_noise=_is_noise([(g.memory_ratio, g.memory_is_tied) for g in gains]),
+        rate_is_noise=_is_noise([(g.rate_ratio, g.rate_is_tied) for g in gains]),
+        changes=tuple(sorted(changes)),
+    )
+
+
+def _range(ratios: Sequence[float]) -> Interval:
+    return Interval(median=median(ratios), low=min(ratios), high=max(ratios))
+
+
+def _is_noise(ratios: Sequence[tuple[float, bool]]) -> bool:
+    clear = [ratio > 1 for ratio, is_tied in ratios if not is_tied]
+    return 2 * len(clear) < len(ratios) or not clear or any(clear) != all(clear)
+
+
+def _unpaired(report: Report, found: Sequence[Effect]) -> Iterator[Unpaired]:
+    ran = [item for item in report.trials if item.measurements]
+    paired = {
+        (item.knob, _value(item.knob, value))
+        for item in found
+        for value in (item.before, item.after)
+    }
+    for knob, value, own in _values(ran):
+        rest = [item for item in ran if _has_other(item, knob, value)]
+        if (knob, _value(knob, value)) in paired or not rest:
+            continue
+        nearest = min((_others(a, b, knob) for a in own for b in rest), key=len)
+        if not nearest:
+            continue  # such trials may not be compared: measured elsewhere, or otherwise
+        yield Unpaired(
+            knob=knob,
+            value=value,
+            trials=tuple(item.number for item in own),
+            together_with=nearest,
+            gain=gain_of(own[0], report.baseline),
+        )
+
+
+def _failed(trials: Sequence[Trial]) -> Iterator[Failed]:
+    ran = {
+        (knob, _value(knob, value))
+        for knob, value, _ in _values([item for item in trials if item.measurements])
+    }
+    for knob, value, own in _values(trials):
+        is_varied = any(_has_other(item, knob, value) for item in trials)
+        if is_varied and (knob, _value(knob, value)) not in ran:
+            yield Failed(
+                knob=knob,
+                value=value,
+                trials=tuple(item.number for item in own),
+                outcomes=tuple(dict.fromkeys(item.outcome.value for item in own)),
+            )
+
+
+def _values(trials: Sequence[Trial]) -> list[tuple[str, Any, list[Trial]]]:
+    """Return every value of every knob with the trials that have it, by knob and value."""
+    found: dict[tuple[str, str], tuple[Any, list[Trial]]] = {}
+    for item in trials:
+        for knob, value in item.candidate.items():
+            found.setdefault((knob, _value(knob, value)), (value, []))[1].append(item)
+    return [(knob, value, own) for (knob, _), (value, own) in sorted(found.items())]
+
+
+def _has_other(trial: Trial, knob: str, value: Any) -> bool:
+    return knob in trial.candidate and trial.candidate[knob] != value
+
+
+def _others(a: Trial, b: Trial, knob: str) -> tuple[str, ...]:
+    """Return the other knobs in which two candidates differ."""
+    both = a.candidate.keys() & b.candidate.keys()
+    return tuple(sorted(name for name in both - {knob} if a.candidate[name] != b.candidate[name]))
+
+
+def _is(usual: Mapping[str, Any], effect: Effect) -> bool:
+    return effect.knob in usual and usual[effect.knob] == effect.before
+
+
+def _value(knob: str, value: Any) -> str:
+    """Return a value as the YAML shows it."""
+    return trl_yaml.settings({knob: value}).removeprefix(f"{knob}=")
+
+
+def _plain(ratio: Interval) -> dict[str, float]:
+    return {"median": ratio.median, "low": ratio.low, "high": ratio.high}
+
+
+def _trials(numbers: Sequence[int]) -> str:
+    listed = ", ".join(map(str, numbers))
+    return f"trial{'' if len(numbers) == 1 else 's'} {listed}"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}" if words[1:] else "".join(words)
