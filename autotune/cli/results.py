@@ -62,12 +62,7 @@ def _write_page(report: Report, run: Path, target: Path) -> Path:
     """Write a report as a page, with the predictions that lie beside it."""
     from autotune.report.html import page, predictions
 
-    baseline = report.baseline
-    points = predictions.read_predictions(
-        _report_file(run).parent,
-        report.objectives,
-        None if baseline is None else baseline.candidate,
-    )
+    points = predictions.read_predictions(_report_file(run).parent, report)
     return page.write(report, target, points)
 
 

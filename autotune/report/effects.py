@@ -19,8 +19,7 @@ from autotune.report.compare import Gain, gain_of
 from autotune.report.model import Report
 from autotune.report.pairs import Pair, pairs
 from autotune.report.trial import Trial
-from autotune.space.knob import LEAST, registry
-from autotune.units import counted
+from autotune.space.knob import registry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,11 +33,12 @@ class Effect:
         pairs: Numbers of the trials with ``before`` and ``after``, one pair each.
         memory: Peak memory after over before: median, least and greatest of the pairs.
         rate: Rate after over before, likewise.
-        memory_is_noise: Whether no direction of memory can be told: most pairs lie within the
-            noise, or those that do not disagree.
+        memory_is_noise: Whether no direction of memory can be told: all pairs lie within the
+            noise, those that do not disagree, or half of them do and point both ways.
         rate_is_noise: The same of the rate.
         changes: What differs in what is trained: ``tokens``, ``method``; empty if it is the same
             training within rounding.
+        from_baseline: Whether ``before`` is the baseline's value.
     """
 
     knob: str
@@ -50,27 +50,13 @@ class Effect:
     memory_is_noise: bool
     rate_is_noise: bool
     changes: tuple[str, ...] = ()
+    from_baseline: bool = False
 
     @property
     def step(self) -> str:
         """Return it in words, such as ``checkpointing: off to full``."""
-        values = [_value(self.knob, value) for value in (self.before, self.after)]
+        values = [value_text(self.knob, value) for value in (self.before, self.after)]
         return f"{self.knob}: {' to '.join(values)}"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain JSON values."""
-        return {
-            "knob": self.knob,
-            "before": self.before,
-            "after": self.after,
-            "pairs": [list(pair) for pair in self.pairs],
-            "memory_ratio": _plain(self.memory),
-            "memory_is_noise": self.memory_is_noise,
-            "rate_ratio": _plain(self.rate),
-            "rate_is_noise": self.rate_is_noise,
-            "changes": list(self.changes),
-            "note": note(self),
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,9 +129,14 @@ class Effects:
     failed: tuple[Failed, ...] = ()
 
     @property
-    def notes(self) -> tuple[str, ...]:
-        """Return what a reader would not expect, in whole sentences."""
-        return tuple(text for text in map(note, self.paired) if text)
+    def first(self) -> tuple[Effect, ...]:
+        """Return the effects that tell most: each value against the baseline's, if it has one."""
+        known = {(item.knob, str(item.after)) for item in self.paired if item.from_baseline}
+        return tuple(
+            item
+            for item in self.paired
+            if item.from_baseline or (item.knob, str(item.after)) not in known
+        )
 
 
 def effects(report: Report) -> Effects:
@@ -157,98 +148,16 @@ def effects(report: Report) -> Effects:
         turned = _oriented(pair, usual)
         before, after = turned.before.candidate, turned.after.candidate
         # As texts, since 1, 1.0 and True are equal and not the same setting.
-        values = [_value(pair.knob, side[pair.knob]) for side in (before, after)]
+        values = [value_text(pair.knob, side[pair.knob]) for side in (before, after)]
         key = (pair.knob, values[0], values[1])
         groups[key].append(turned)
-    found = [_effect(group) for group in groups.values()]
-    found.sort(key=lambda item: (item.knob, not _is(usual, item), item.pairs))
+    found = [_effect(group, usual) for group in groups.values()]
+    found.sort(key=lambda item: (item.knob, not item.from_baseline, item.pairs))
     return Effects(
         paired=tuple(found),
         unpaired=tuple(_unpaired(report, found)),
         failed=tuple(_failed(report.trials)),
     )
-
-
-def note(effect: Effect) -> str:
-    """Return what is odd about an effect, in a whole sentence; empty if nothing is.
-
-    A setting that is meant to save memory and did not, one that costs both memory and rate, and
-    one that gains both are worth knowing; what trades one for the other is what was asked for.
-    """
-    turned = effect if _saves(effect) is not False else _turned(effect)
-    name = trl_yaml.settings({turned.knob: turned.after})
-    against = f"instead of {_value(turned.knob, turned.before)}"
-    aside = f"({counted(len(effect.pairs), 'pair')}, all else equal)"
-    slower = not turned.rate_is_noise and turned.rate.median < 1
-    faster = not turned.rate_is_noise and turned.rate.median > 1
-    fatter = not turned.memory_is_noise and turned.memory.median > 1
-    leaner = not turned.memory_is_noise and turned.memory.median < 1
-    cost = f"cost {_share(turned.rate)} of the rate"
-    if _saves(turned) and fatter:
-        also = f" and {cost}" if slower else ""
-        return (
-            f"{name} {against} should need less memory, but needed {_share(turned.memory)} more"
-            f" here{also} {aside}."
-        )
-    if _saves(turned) and turned.memory_is_noise and slower:
-        return (
-            f"{name} {against} saved no memory here that can be told from noise, and {cost}"
-            f" {aside}."
-        )
-    if (fatter and slower) or (leaner and faster):
-        gain = _both(turned if leaner else _turned(turned))
-        better, worse = (turned.after, turned.before) if leaner else (turned.before, turned.after)
-        other = f" It is another training ({', '.join(effect.changes)})." if effect.changes else ""
-        return (
-            f"{trl_yaml.settings({turned.knob: better})} was better than"
-            f" {_value(turned.knob, worse)} in both: {gain} {aside}.{other}"
-        )
-    return ""
-
-
-def _both(effect: Effect) -> str:
-    return f"{_share(effect.memory)} less memory and {_share(effect.rate)} more rate"
-
-
-def _share(ratio: Interval) -> str:
-    """Return how far a ratio is from 1, in per cent."""
-    off = abs(ratio.median - 1.0)
-    return f"{off:.1%}" if off < 0.1 else f"{off:.0%}"
-
-
-def _saves(effect: Effect) -> bool | None:
-    """Whether ``after`` is the value that is meant to need less memory; None if neither is."""
-    if effect.knob not in registry.names():
-        return None
-    knob = registry.get(effect.knob)
-    if knob.leanest == LEAST:
-        numbers = [v for v in (effect.before, effect.after) if isinstance(v, int | float)]
-        return numbers[1] < numbers[0] if len(numbers) > 1 else None
-    order = list(knob.leanest)
-    # A value that is not named there is none that a lean candidate would take.
-    first, second = (
-        order.index(value) if value in order else len(order)
-        for value in (effect.before, effect.after)
-    )
-    return None if first == second else second < first
-
-
-def _turned(effect: Effect) -> Effect:
-    return Effect(
-        knob=effect.knob,
-        before=effect.after,
-        after=effect.before,
-        pairs=tuple((second, first) for first, second in effect.pairs),
-        memory=_inverse(effect.memory),
-        rate=_inverse(effect.rate),
-        memory_is_noise=effect.memory_is_noise,
-        rate_is_noise=effect.rate_is_noise,
-        changes=effect.changes,
-    )
-
-
-def _inverse(ratio: Interval) -> Interval:
-    return Interval(median=1 / ratio.median, low=1 / ratio.high, high=1 / ratio.low)
 
 
 def _oriented(pair: Pair, usual: Mapping[str, Any]) -> Pair:
@@ -280,7 +189,7 @@ def _order(value: Any) -> tuple[bool, float, str]:
     return not is_number, float(value) if is_number else 0.0, str(value)
 
 
-def _effect(group: Sequence[Pair]) -> Effect:
+def _effect(group: Sequence[Pair], usual: Mapping[str, Any]) -> Effect:
     first = group[0]
     gains = [pair.gain for pair in group]
     changes = {name for pair in group for name in {*pair.before.changes} ^ {*pair.after.changes}}
@@ -294,7 +203,20 @@ def _effect(group: Sequence[Pair]) -> Effect:
         memory_is_noise=_is_noise([(g.memory_ratio, g.memory_is_tied) for g in gains]),
         rate_is_noise=_is_noise([(g.rate_ratio, g.rate_is_tied) for g in gains]),
         changes=tuple(sorted(changes)),
+        from_baseline=_is_usual(first, usual),
     )
+
+
+def _changes(pair: Pair, usual: Mapping[str, Any]) -> set[str]:
+    """Return what differs in what the two trials of a pair train."""
+    before, after = {*pair.before.changes}, {*pair.after.changes}
+    found = before ^ after
+    if not _is_usual(pair, usual) and pair.knob in registry.names():
+        # Both may train on other tokens than the baseline, and not on the same ones.
+        knob = registry.get(pair.knob)
+        values = (pair.before.candidate[pair.knob], pair.after.candidate[pair.knob])
+        found |= {knob.change(value) for value in values} & (before | after)
+    return found
 
 
 def _range(ratios: Sequence[float]) -> Interval:
@@ -302,20 +224,24 @@ def _range(ratios: Sequence[float]) -> Interval:
 
 
 def _is_noise(ratios: Sequence[tuple[float, bool]]) -> bool:
-    clear = [ratio > 1 for ratio, is_tied in ratios if not is_tied]
-    return 2 * len(clear) < len(ratios) or not clear or any(clear) != all(clear)
+    clear = {ratio > 1 for ratio, is_tied in ratios if not is_tied}
+    if len(clear) != 1:
+        return True
+    num_tied = sum(is_tied for _, is_tied in ratios)
+    is_split = len({ratio > 1 for ratio, _ in ratios}) > 1
+    return is_split and 2 * num_tied >= len(ratios)
 
 
 def _unpaired(report: Report, found: Sequence[Effect]) -> Iterator[Unpaired]:
     ran = [item for item in report.trials if item.measurements]
     paired = {
-        (item.knob, _value(item.knob, value))
+        (item.knob, value_text(item.knob, value))
         for item in found
         for value in (item.before, item.after)
     }
     for knob, value, own in _values(ran):
         rest = [item for item in ran if _has_other(item, knob, value)]
-        if (knob, _value(knob, value)) in paired or not rest:
+        if (knob, value_text(knob, value)) in paired or not rest:
             continue
         nearest = min((_others(a, b, knob) for a in own for b in rest), key=len)
         if not nearest:
@@ -331,12 +257,12 @@ def _unpaired(report: Report, found: Sequence[Effect]) -> Iterator[Unpaired]:
 
 def _failed(trials: Sequence[Trial]) -> Iterator[Failed]:
     ran = {
-        (knob, _value(knob, value))
+        (knob, value_text(knob, value))
         for knob, value, _ in _values([item for item in trials if item.measurements])
     }
     for knob, value, own in _values(trials):
         is_varied = any(_has_other(item, knob, value) for item in trials)
-        if is_varied and (knob, _value(knob, value)) not in ran:
+        if is_varied and (knob, value_text(knob, value)) not in ran:
             yield Failed(
                 knob=knob,
                 value=value,
@@ -350,7 +276,7 @@ def _values(trials: Sequence[Trial]) -> list[tuple[str, Any, list[Trial]]]:
     found: dict[tuple[str, str], tuple[Any, list[Trial]]] = {}
     for item in trials:
         for knob, value in item.candidate.items():
-            found.setdefault((knob, _value(knob, value)), (value, []))[1].append(item)
+            found.setdefault((knob, value_text(knob, value)), (value, []))[1].append(item)
     return [(knob, value, own) for (knob, _), (value, own) in sorted(found.items())]
 
 
@@ -364,17 +290,13 @@ def _others(a: Trial, b: Trial, knob: str) -> tuple[str, ...]:
     return tuple(sorted(name for name in both - {knob} if a.candidate[name] != b.candidate[name]))
 
 
-def _is(usual: Mapping[str, Any], effect: Effect) -> bool:
-    return effect.knob in usual and usual[effect.knob] == effect.before
+def _is_usual(pair: Pair, usual: Mapping[str, Any]) -> bool:
+    return pair.knob in usual and usual[pair.knob] == pair.before.candidate[pair.knob]
 
 
-def _value(knob: str, value: Any) -> str:
+def value_text(knob: str, value: Any) -> str:
     """Return a value as the YAML shows it."""
     return trl_yaml.settings({knob: value}).removeprefix(f"{knob}=")
-
-
-def _plain(ratio: Interval) -> dict[str, float]:
-    return {"median": ratio.median, "low": ratio.low, "high": ratio.high}
 
 
 def _trials(numbers: Sequence[int]) -> str:

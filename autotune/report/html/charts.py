@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from autotune.probe import prediction
-from autotune.probe.result import Interval
+from autotune.probe.result import PHASES, Interval, phase_name
 from autotune.report.cells import percent, ratio, settings
-from autotune.report.effects import Effect, Effects, note
+from autotune.report.effect_notes import note
+from autotune.report.effects import Effect
 from autotune.report.makeup import LOOKS, WHOLE_BLOCKS
 from autotune.report.model import Report
 from autotune.report.trial import Trial
@@ -24,9 +25,9 @@ LEAST_SPAN = math.log(1.1)
 """Bars of effects reach at least 10 % to each side, so that noise looks like noise."""
 
 
-def effect_rows(found: Effects) -> list[dict[str, Any]]:
+def effect_rows(found: Sequence[Effect]) -> list[dict[str, Any]]:
     """Return effects with all else equal: texts, and bars to each side of no change."""
-    ratios = [side for item in found.paired for side in (item.memory, item.rate)]
+    ratios = [side for item in found for side in (item.memory, item.rate)]
     spans = [
         abs(math.log(value)) for side in ratios for value in (side.low, side.high) if value > 0
     ]
@@ -41,7 +42,7 @@ def effect_rows(found: Effects) -> list[dict[str, Any]]:
             "training": "+".join(item.changes) or "same",
             "note": note(item),
         }
-        for item in found.paired
+        for item in found
     ]
 
 
@@ -122,6 +123,39 @@ def words(kind: str) -> str:
     return "vLLM (modelled)" if kind == "vllm_modelled" else kind.replace("_", " ")
 
 
+def peaks_by_phase(report: Report) -> list[dict[str, Any]]:
+    """Return each measured member's peak in every phase, with its share of the greatest shown."""
+    found: list[tuple[Trial, str, dict[str, int]]] = []
+    for trial in report.pareto:
+        pooled = trial.measurement
+        if pooled is not None and trial.source != prediction.SOURCE:
+            order = [*PHASES, *sorted(set(pooled.phases) - set(PHASES))]
+            peaks = {
+                name: pooled.fit_bytes(pooled.phases[name])
+                for name in order
+                if name in pooled.phases
+            }
+            known = {name: peak for name, peak in peaks.items() if peak is not None}
+            found.append((trial, pooled.peak_phase, known))
+    most = max((peak for _, _, peaks in found for peak in peaks.values()), default=0) or 1
+    return [
+        {
+            "number": trial.number,
+            "title": settings(trial.changed),
+            "phases": [
+                {
+                    "name": phase_name(name).removeprefix("the "),
+                    "gib": format_gib(peak),
+                    "share": peak / most,
+                    "is_peak": name == highest,
+                }
+                for name, peak in peaks.items()
+            ],
+        }
+        for trial, highest, peaks in found
+    ]
+
+
 def lengths(report: Report) -> dict[str, Any] | None:
     """Return rows of the data by length, and where picks cut them; None in older reports."""
     ranges = _ranges(report.data.get("length_counts"))
@@ -162,7 +196,7 @@ def _marks(report: Report, longest: int) -> list[dict[str, Any]]:
     for name, trial in trials.items():
         if "max_length" in trial.config:
             found.setdefault(trial.config["max_length"], []).append((name, trial))
-    marks = []
+    marks: list[dict[str, Any]] = []
     for length in sorted(found, key=lambda value: math.inf if value is None else value):
         own = found[length]
         trained = sorted({percent(trial.coverage) for _, trial in own})

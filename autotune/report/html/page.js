@@ -37,7 +37,7 @@
       plot.on("plotly_click", (event) => {
         const row = document.getElementById(`trial-${event.points[0].customdata}`);
         if (!row) return;
-        document.querySelectorAll("tr.found").forEach((item) => item.classList.remove("found"));
+        document.querySelectorAll(".found").forEach((item) => item.classList.remove("found"));
         row.hidden = false;
         row.classList.add("found");
         row.scrollIntoView({ block: "center" });
@@ -88,13 +88,13 @@
 
   const table = document.getElementById("table");
   if (!table) return;
-  const body = table.tBodies[0];
-  const rows = () => [...body.rows];
+  // One body per trial: its figures, and below them its settings.
+  const rows = () => [...table.tBodies];
   const sort = (header, column) => {
     const up = header.getAttribute("aria-sort") === "descending"
       || (!header.hasAttribute("aria-sort") && header.dataset.sort === "text");
     const key = (row) => {
-      const cell = row.cells[column];
+      const cell = row.rows[0].cells[column];
       if (header.dataset.sort === "text") return cell.textContent.trim();
       return cell.dataset.value === undefined ? null : Number(cell.dataset.value);
     };
@@ -105,7 +105,7 @@
       const sign = first < second ? -1 : first > second ? 1 : 0;
       return up ? sign : -sign;
     };
-    body.append(...rows().sort(order));
+    table.append(...rows().sort(order));
     table.querySelectorAll("[aria-sort]").forEach((item) => item.removeAttribute("aria-sort"));
     header.setAttribute("aria-sort", up ? "ascending" : "descending");
   };

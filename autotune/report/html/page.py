@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import PrerequisiteError
-from autotune.probe import prediction, trl_yaml
+from autotune.probe import prediction, sources, trl_yaml
 from autotune.report.effects import effects
-from autotune.report.html import charts, picture, sections
+from autotune.report.html import captions, charts, picture, sections
 from autotune.report.html.predictions import PredictedPoint
 from autotune.report.model import Report
 from autotune.report.terminal import baseline_line, outcome_line
@@ -70,7 +70,7 @@ def render(report: Report, predicted: Sequence[PredictedPoint] = ()) -> str:
     text: str = environment.get_template("page.html").render(
         **_context(report),
         figure=drawing,
-        num_predicted=len(predicted),
+        caption=captions.caption(report, num_predicted=len(predicted)),
         style=safe(_read("page.css")),
         script=safe(own),
         plotly=safe(plotly),
@@ -84,6 +84,8 @@ def _context(report: Report) -> dict[str, Any]:
     gained = [(item, _together(item.gain)) for item in found.unpaired]
     return {
         "report": report,
+        "title": sources.short_name(report.model),
+        "data_name": sources.short_name(report.dataset),
         "state": sections.state(report),
         "facts": sections.facts(report),
         "picks": sections.picks(report),
@@ -93,11 +95,12 @@ def _context(report: Report) -> dict[str, Any]:
         "trust": prediction.trust(str(report.device.get("label", "")))
         if report.is_predicted
         else "",
-        "effects": charts.effect_rows(found),
+        "effects": charts.effect_rows(found.first),
+        "further": charts.effect_rows([i for i in found.paired if i not in found.first]),
         "unpaired": [f"{item.sentence}{aside}" for item, aside in gained],
         "failed": [item.sentence for item in found.failed],
         "makeups": charts.makeups(report),
-        "phases": sections.peaks_by_phase(report),
+        "phases": charts.peaks_by_phase(report),
         "peak_of": sections.peak_of(report),
         "lengths": charts.lengths(report),
         "columns": sections.COLUMNS,

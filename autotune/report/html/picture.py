@@ -6,27 +6,26 @@ script looks up, so that the picture follows light and dark.
 
 from __future__ import annotations
 
-import html
-import textwrap
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from autotune.probe import prediction
-from autotune.probe.result import Outcome
-from autotune.report.cells import ending, rate, ratio, settings
 from autotune.report.figures import known_spread
+from autotune.report.html.captions import (
+    MOST_PREDICTED,
+    NO_MEMORY,
+    budget_in_sight,
+    drawn,
+    failed_text,
+    names_of,
+    predicted_text,
+    trial_text,
+)
 from autotune.report.html.predictions import PredictedPoint
 from autotune.report.model import Report
 from autotune.report.plot import BUDGET_IN_SIGHT
 from autotune.report.trial import Trial
-from autotune.units import GIB, format_gib, format_rate
-
-NO_MEMORY = (Outcome.DEVICE_OOM, Outcome.HOST_OOM)
-WRAPPED = 44
-"""Columns of settings in a point's text: what a telephone is wide enough for."""
-
-MOST_PREDICTED = 2000
-"""Points of predictions that are drawn; more only blacken a picture and slow it down."""
+from autotune.units import GIB, format_gib
 
 STYLES: dict[str, tuple[str, str, str, int]] = {
     "other": ("other, within the limits", "circle-open", "@muted", 10),
@@ -35,13 +34,6 @@ STYLES: dict[str, tuple[str, str, str, int]] = {
     "baseline": ("baseline", "diamond", "@ink", 13),
 }
 """Legend, marker, colour and size, in the order in which they are drawn."""
-
-
-def drawn(trials: Sequence[Trial]) -> list[Trial]:
-    """Return the trials that have a place in the picture: a peak and a rate."""
-    return [
-        item for item in trials if item.peak_bytes is not None and item.tokens_per_s is not None
-    ]
 
 
 def kind_of(trial: Trial, pareto: Collection[int], baseline: int) -> str:
@@ -66,7 +58,7 @@ def figure(report: Report, predicted: Sequence[PredictedPoint] = ()) -> dict[str
     failed = [item for item in report.trials if item.outcome in NO_MEMORY]
     peaks = [float(item.peak_bytes or 0) for item in points]
     budget = report.budget_bytes
-    in_sight = budget is not None and budget <= BUDGET_IN_SIGHT * max(peaks)
+    in_sight = budget_in_sight(report)
     edge = float(budget) if budget is not None and in_sight else max(peaks) * 1.06
     near = [item for item in predicted if item.peak_bytes <= BUDGET_IN_SIGHT * max(*peaks, edge)]
     traces = [_front(report), _predicted(near[:MOST_PREDICTED])]
@@ -80,7 +72,7 @@ def figure(report: Report, predicted: Sequence[PredictedPoint] = ()) -> dict[str
     traces.append(_out_of_memory(failed, edge, max(peaks) - min(peaks)))
     return {
         "data": [trace for trace in traces if trace is not None],
-        "layout": _layout(report, edge if in_sight else None, bool(failed)),
+        "layout": _layout(report, bool(failed), in_sight=in_sight),
     }
 
 
@@ -117,7 +109,7 @@ def _trace(report: Report, kind: str, trials: Sequence[Trial]) -> dict[str, Any]
         "x": [_gib(item.peak_bytes) for item in trials],
         "y": [_median(item) for item in trials],
         "customdata": [item.number for item in trials],
-        "text": [_text(report, item) for item in trials],
+        "text": [trial_text(report, item) for item in trials],
         "hovertemplate": "%{text}<extra></extra>",
         "marker": {
             "symbol": f"{symbol}-dot" if is_predicted else symbol,
@@ -166,16 +158,7 @@ def _predicted(points: Sequence[PredictedPoint]) -> dict[str, Any] | None:
         "name": "predicted only, not run",
         "x": [item.peak_bytes / GIB for item in points],
         "y": [item.rate for item in points],
-        "text": [
-            "<br>".join(
-                [
-                    "<b>predicted, not run</b>",
-                    f"{format_rate(item.rate)} tokens/s, {format_gib(item.peak_bytes)} peak",
-                    *_wrapped(item.label),
-                ]
-            )
-            for item in points
-        ],
+        "text": [predicted_text(item) for item in points],
         "hovertemplate": "%{text}<extra></extra>",
         "marker": {"symbol": "square-open", "color": "@faint", "size": 6, "line": {"width": 1}},
     }
@@ -194,53 +177,10 @@ def _out_of_memory(trials: Sequence[Trial], edge: float, width: float) -> dict[s
         "y": [0.5] * len(trials),
         "yaxis": "y2",
         "customdata": [item.number for item in trials],
-        "text": [
-            "<br>".join(
-                [
-                    f"<b>trial {item.number}: out of memory</b>",
-                    *_wrapped(_why(item)),
-                    *_wrapped(settings(item.changed)),
-                ]
-            )
-            for item in trials
-        ],
+        "text": [failed_text(item) for item in trials],
         "hovertemplate": "%{text}<extra></extra>",
         "marker": {"symbol": "x", "color": "@bad", "size": 9},
     }
-
-
-def _why(trial: Trial) -> str:
-    return f"not run: {trial.skipped_because}" if trial.skipped_because else ending(trial)
-
-
-def _text(report: Report, trial: Trial) -> str:
-    """Return what is shown over a point, in the few tags that plotly knows."""
-    names = [name for name, number in report.picks().items() if number == trial.number]
-    roles = ["baseline"] if trial.number == report.baseline_number else []
-    roles += ["Pareto set"] if trial.number in report.pareto_numbers else []
-    lines = [f"<b>trial {trial.number}{_after(': ', [*names, *roles])}</b>"]
-    peak = trial.peak_interval
-    about = ""
-    if peak is not None and peak.low < peak.high:
-        about = f", least of its probes {format_gib(peak.low)}"
-    lines += [f"{rate(trial)}, {trial.source}", f"{format_gib(trial.peak_bytes)} peak{about}"]
-    gain = report.gain(trial)
-    if gain is not None and trial.number != report.baseline_number:
-        lines.append(
-            f"{ratio(gain.rate_ratio, is_tied=gain.rate_is_tied)} rate,"
-            f" {ratio(gain.memory_ratio, is_tied=gain.memory_is_tied)} memory of the baseline's"
-        )
-    over = [name for name, value in trial.violations.items() if value > 0]
-    lines.append(f"{trial.outcome.value}{_after(', over ', over)}")
-    return "<br>".join([*lines, *_wrapped(settings(trial.changed))])
-
-
-def _wrapped(text: str) -> list[str]:
-    return [html.escape(line) for line in textwrap.wrap(text, WRAPPED)]
-
-
-def _after(mark: str, words: Sequence[str]) -> str:
-    return f"{mark}{html.escape(', '.join(words))}" if words else ""
 
 
 def _gib(num_bytes: float | None) -> float:
@@ -252,7 +192,7 @@ def _median(trial: Trial) -> float:
     return 0.0 if interval is None else interval.median
 
 
-def _layout(report: Report, edge: float | None, has_failed: bool) -> dict[str, Any]:
+def _layout(report: Report, has_failed: bool, *, in_sight: bool) -> dict[str, Any]:
     source = ", predicted" if report.is_predicted else ""
     axis = {
         "gridcolor": "@grid",
@@ -290,21 +230,21 @@ def _layout(report: Report, edge: float | None, has_failed: bool) -> dict[str, A
         }
         layout["xaxis"]["anchor"] = "free"
         layout["xaxis"]["position"] = 0
-    if edge is not None:
-        place = {"x0": edge / GIB, "x1": edge / GIB, "y0": 0, "y1": 1, "yref": "paper"}
-        line = {"color": "@over", "width": 1.5, "dash": "dash"}
-        layout["shapes"].append({"type": "line", **place, "line": line})
+    if in_sight and report.budget_bytes is not None:
+        x = report.budget_bytes / GIB
+        layout["shapes"].append(
+            {
+                "type": "line",
+                **{"x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper"},
+                "line": {"color": "@over", "width": 1.5, "dash": "dash"},
+            }
+        )
         layout["annotations"].append(
             {
-                "x": edge / GIB,
-                "y": 1,
-                "yref": "paper",
-                "yanchor": "top",
-                "xanchor": "right",
-                "text": f"budget {format_gib(edge)}",
+                **{"x": x, "y": 1, "yref": "paper", "yanchor": "top", "xanchor": "right"},
+                "text": f"budget {format_gib(report.budget_bytes)}",
                 "showarrow": False,
                 "font": {"color": "@over", "size": 12},
-                "bgcolor": "@paper",
             }
         )
     return layout
@@ -312,9 +252,7 @@ def _layout(report: Report, edge: float | None, has_failed: bool) -> dict[str, A
 
 def _labels(report: Report) -> list[dict[str, Any]]:
     """Return the names of the picks, above and left of their points, where no point can lie."""
-    names: dict[int, list[str]] = {}
-    for name, number in report.picks().items():
-        names.setdefault(number, []).append(name)
+    names = names_of(report)
     known = {item.number: item for item in drawn(report.trials)}
     low = min(_gib(item.peak_bytes) for item in known.values())
     high = max(_gib(item.peak_bytes) for item in known.values())
@@ -337,7 +275,6 @@ def _labels(report: Report) -> list[dict[str, Any]]:
                 "ay": -26,
                 "xanchor": "left" if is_left else "right",
                 "font": {"color": "@ink", "size": 12},
-                "bgcolor": "@paper",
                 "standoff": 6,
             }
         )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.report.cells import settings
+from autotune.report.model import Report
 
 FILE = "predictions.jsonl"
 _PEAKS = ("peak_bytes", "peak_memory", "peak")
@@ -30,50 +31,42 @@ class PredictedPoint:
     rate: float
 
 
-def read_predictions(
-    run: Path, objectives: Sequence[str] = (), baseline: Mapping[str, Any] | None = None
-) -> tuple[PredictedPoint, ...]:
-    """Return the predictions in a run folder; none where there are none.
+def read_predictions(run: Path, report: Report) -> tuple[PredictedPoint, ...]:
+    """Return the predictions in a run folder of candidates that did not run; mostly none.
 
     They only add to a picture, so that a line which is torn, or which another version wrote, is
     passed over.
-
-    Args:
-        run: The run folder.
-        objectives: Names of the values, in their order, where a line has a list of them.
-        baseline: The baseline's candidate, whose settings are not named.
     """
     try:
         text = (run / FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ()
-    return tuple(_points(text, objectives, dict(baseline or {})))
+    ran = [dict(item.candidate) for item in report.trials if item.measurements]
+    usual = {} if report.baseline is None else report.baseline.candidate
+    found = {}
+    for record in _records(text):
+        candidate, values = record.get("candidate"), record.get("values")
+        if not isinstance(candidate, dict) or candidate in ran:
+            continue
+        known = {**record, **(values if isinstance(values, dict) else {})}
+        peak, rate = _number(known, _PEAKS), _number(known, _RATES)
+        if peak is None or rate is None:
+            continue
+        changed = {k: v for k, v in candidate.items() if k not in usual or usual[k] != v}
+        key = json.dumps(candidate, sort_keys=True)  # of one candidate the last line counts
+        found[key] = PredictedPoint(label=settings(changed), peak_bytes=peak, rate=rate)
+    return tuple(found.values())
 
 
-def _points(
-    text: str, objectives: Sequence[str], baseline: dict[str, Any]
-) -> Iterator[PredictedPoint]:
+def _records(text: str) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
         try:
             record = json.loads(line)
         except ValueError:
             continue
-        if not isinstance(record, dict):
-            continue
-        record = record.get("prediction", record)
-        candidate, values = record.get("candidate"), record.get("values")
-        if isinstance(values, list):
-            values = dict(zip(objectives, values, strict=False))
-        known = {**record, **(values if isinstance(values, dict) else {})}
-        peak, rate = _number(known, _PEAKS), _number(known, _RATES)
-        if peak is None or rate is None or not isinstance(candidate, dict):
-            continue
-        changed = {
-            name: value
-            for name, value in candidate.items()
-            if name not in baseline or baseline[name] != value
-        }
-        yield PredictedPoint(label=settings(changed), peak_bytes=peak, rate=rate)
+        inner = record.get("prediction", record) if isinstance(record, dict) else None
+        if isinstance(inner, dict):
+            yield inner
 
 
 def _number(record: Mapping[str, Any], names: Sequence[str]) -> float | None:

@@ -9,20 +9,21 @@ from typing import Any
 
 from autotune.errors import AutotuneError
 from autotune.probe import accelerate_config, prediction
-from autotune.probe.result import PHASES, Outcome, phase_name
+from autotune.probe.result import Outcome
 from autotune.report.cells import UNKNOWN, ending, percent, ratio, settings, spread
 from autotune.report.figures import figures_of
+from autotune.report.html.captions import names_of
 from autotune.report.html.picture import kind_of
-from autotune.report.model import PICKS, Report
+from autotune.report.model import Report
 from autotune.report.picks import pick_notes
 from autotune.report.terminal import no_gain
 from autotune.report.trial import Trial, memory_name
 from autotune.units import counted, format_duration, format_gib, format_rate
 
 PICK_MEANS = {
-    "fastest": "the highest rate of the Pareto set",
-    "leanest": "the lowest peak of the Pareto set",
-    "balanced": "gives up least of both; this is best.yaml",
+    "fastest": "the highest rate",
+    "leanest": "the lowest peak",
+    "balanced": "gives up least of both, and is best.yaml",
 }
 ROLES = {
     "baseline": "baseline",
@@ -43,14 +44,13 @@ def state(report: Report) -> str:
 
 def facts(report: Report) -> list[tuple[str, str]]:
     """Return what was searched, as name and value."""
-    source = prediction.SOURCE if report.is_predicted else "measured"
     device = str(report.device.get("label") or report.device.get("name") or UNKNOWN)
     found = [
         ("model", report.model),
         ("data", report.dataset),
         ("trainer", report.trainer),
         ("device", device),
-        ("figures", f"{source}, none is {'measured' if report.is_predicted else 'predicted'}"),
+        ("figures", "predicted, none is measured" if report.is_predicted else "measured"),
     ]
     if report.budget_bytes is not None:
         found.append(("memory budget", format_gib(report.budget_bytes)))
@@ -61,17 +61,16 @@ def facts(report: Report) -> list[tuple[str, str]]:
 
 
 def picks(report: Report) -> list[dict[str, Any]]:
-    """Return the picks in the order of :data:`PICKS`, then any others; none if nothing fits."""
-    numbers = report.picks()
+    """Return each trial that is picked, once; none if nothing fits."""
     found = []
-    for name in sorted(numbers, key=lambda name: (*PICKS, name).index(name)):
-        trial = report.pick(name)
+    for number, names in names_of(report).items():
+        trial = report.pick(number)
         gain = report.gain(trial)
         is_baseline = trial.number == report.baseline_number
         found.append(
             {
-                "name": name,
-                "means": PICK_MEANS.get(name, ""),
+                "name": ", ".join(names),
+                "means": "; ".join(PICK_MEANS[name] for name in names if name in PICK_MEANS),
                 "number": trial.number,
                 "rate": format_rate(figures_of(trial, gain).tokens_per_s),
                 "rate_off": _spread_text(trial),
@@ -83,7 +82,7 @@ def picks(report: Report) -> list[dict[str, Any]]:
                 if gain is None or is_baseline
                 else ratio(gain.memory_ratio, is_tied=gain.memory_is_tied),
                 "training": _training(trial),
-                "settings": list(trial.changed.items()),
+                "settings": [settings({name: value}) for name, value in trial.changed.items()],
                 "is_baseline": is_baseline,
                 "in_set": trial.number in report.pareto_numbers,
             }
@@ -103,9 +102,7 @@ def notes(report: Report) -> list[str]:
 
 def trial_rows(report: Report) -> list[dict[str, Any]]:
     """Return all trials as rows of a table: cells in :data:`COLUMNS`' order, and what they are."""
-    named: dict[int, list[str]] = {}
-    for name, number in report.picks().items():
-        named.setdefault(number, []).append(name)
+    named = names_of(report)
     rows = []
     for trial in report.trials:
         kind = kind_of(trial, report.pareto_numbers, report.baseline_number)
@@ -210,37 +207,6 @@ def _training(trial: Trial) -> str:
     return f"another training than the baseline's: {' and '.join(trial.changes)} differ"
 
 
-def peaks_by_phase(report: Report) -> list[dict[str, Any]]:
-    """Return each measured member's peak in every phase, with its share of the greatest shown."""
-    members = [item for item in report.pareto if item.source != prediction.SOURCE]
-    found = []
-    for trial in members:
-        pooled = trial.measurement
-        if pooled is None:
-            continue
-        peaks = {name: pooled.fit_bytes(pooled.phases[name]) for name in pooled.phases}
-        order = [*PHASES, *sorted(set(peaks) - set(PHASES))]
-        found.append(
-            {
-                "number": trial.number,
-                "title": settings(trial.changed),
-                "phases": [
-                    (phase_name(name).removeprefix("the "), peaks[name])
-                    for name in order
-                    if peaks.get(name) is not None
-                ],
-                "peak_phase": phase_name(pooled.peak_phase).removeprefix("the "),
-            }
-        )
-    most = max((peak for item in found for _, peak in item["phases"]), default=0) or 1
-    for item in found:
-        item["phases"] = [
-            {"name": name, "gib": format_gib(peak), "share": peak / most}
-            for name, peak in item["phases"]
-        ]
-    return found
-
-
 def peak_of(report: Report) -> str:
     """Return what the report's peaks are peaks of, in words."""
     return memory_name(str(report.device.get("kind", "")))
@@ -248,9 +214,7 @@ def peak_of(report: Report) -> str:
 
 def configurations(report: Report) -> list[dict[str, Any]]:
     """Return each member's file with the command that trains with it."""
-    named: dict[int, list[str]] = {}
-    for name, number in report.picks().items():
-        named.setdefault(number, []).append(name)
+    named = names_of(report)
     trials = list(report.pareto)
     trials += [report.pick(n) for n in named if n not in report.pareto_numbers]
     found = []
