@@ -192,7 +192,7 @@ def _order(value: Any) -> tuple[bool, float, str]:
 def _effect(group: Sequence[Pair], usual: Mapping[str, Any]) -> Effect:
     first = group[0]
     gains = [pair.gain for pair in group]
-    changes = {name for pair in group for name in {*pair.before.changes} ^ {*pair.after.changes}}
+    changes = {name for pair in group for name in _changes(pair, usual)}
     return Effect(
         knob=first.knob,
         before=first.before.candidate[first.knob],
