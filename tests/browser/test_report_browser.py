@@ -36,7 +36,10 @@ NARROW, WIDE = (390, 844), (1280, 800)
 NASTY = "org/<script>window.hurt = 1</script>"
 LONG = {f"a_setting_with_a_long_name_{number}": f"value-{number}" for number in range(6)}
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+]
 
 
 @pytest.fixture(scope="module")

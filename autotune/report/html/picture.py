@@ -27,6 +27,8 @@ from autotune.report.plot import BUDGET_IN_SIGHT
 from autotune.report.trial import Trial
 from autotune.units import GIB, format_gib
 
+FONT = "system-ui, sans-serif"
+
 STYLES: dict[str, tuple[str, str, str, int]] = {
     "other": ("other, within the limits", "circle-open", "@muted", 10),
     "over": ("over a limit", "triangle-up-open", "@over", 12),
@@ -203,7 +205,7 @@ def _layout(report: Report, has_failed: bool, *, in_sight: bool) -> dict[str, An
         "automargin": True,
     }
     layout: dict[str, Any] = {
-        "font": {"family": "system-ui, sans-serif", "size": 13, "color": "@ink"},
+        "font": {"family": FONT, "size": 13, "color": "@ink"},
         "paper_bgcolor": "@paper",
         "plot_bgcolor": "@paper",
         "margin": {"l": 12, "r": 12, "t": 8, "b": 12},
@@ -212,7 +214,7 @@ def _layout(report: Report, has_failed: bool, *, in_sight: bool) -> dict[str, An
             "align": "left",
             "bgcolor": "@panel",
             "bordercolor": "@line",
-            "font": {"color": "@ink", "size": 12},
+            "font": {"family": FONT, "color": "@ink", "size": 12},
         },
         "legend": {"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom"},
         "xaxis": {**axis, "title": {"text": f"peak memory, GiB{source}"}, "anchor": "y"},
