@@ -192,7 +192,7 @@ def _order(value: Any) -> tuple[bool, float, str]:
 def _effect(group: Sequence[Pair], usual: Mapping[str, Any]) -> Effect:
     first = group[0]
     gains = [pair.gain for pair in group]
-    changes = {name for pair in group for name in _changes(pair, usual)}
+    changes = {name for pair in group for name in _changes(pair)}
     return Effect(
         knob=first.knob,
         before=first.before.candidate[first.knob],
@@ -207,15 +207,16 @@ def _effect(group: Sequence[Pair], usual: Mapping[str, Any]) -> Effect:
     )
 
 
-def _changes(pair: Pair, usual: Mapping[str, Any]) -> set[str]:
+def _changes(pair: Pair) -> set[str]:
     """Return what differs in what the two trials of a pair train."""
     before, after = {*pair.before.changes}, {*pair.after.changes}
     found = before ^ after
-    if not _is_usual(pair, usual) and pair.knob in registry.names():
+    if pair.knob in registry.names():
         # Both may train on other tokens than the baseline, and not on the same ones.
         knob = registry.get(pair.knob)
         values = (pair.before.candidate[pair.knob], pair.after.candidate[pair.knob])
-        found |= {knob.change(value) for value in values} & (before | after)
+        own = {knob.change(value) for value in values if value != knob.baseline}
+        found |= own & before & after
     return found
 
 

@@ -104,6 +104,22 @@ def test_two_trials_that_both_cut_rows_do_not_train_the_same() -> None:
     assert cut.changes == ("tokens",)
 
 
+def test_packing_of_rows_that_are_cut_anyway_is_another_training() -> None:
+    cut = {"max_length": 448}
+    start, padded, packed = (
+        make_trial(
+            number,
+            1000 + 500 * number,
+            candidate={"batching": "padded", "max_length": 1024, **changed},
+            changed=changed,
+            changes=("tokens",) if changed else (),
+        )
+        for number, changed in enumerate([{}, cut, {**cut, "batching": "bfd"}])
+    )
+    (packing,) = [item for item in found(start, padded, packed) if item.knob == "batching"]
+    assert packing.changes == ("tokens",)
+
+
 def test_a_saver_that_needs_more_memory_is_called_out() -> None:
     (item,) = found(
         trial(0, {"checkpointing": "none"}, 1000, 10),
