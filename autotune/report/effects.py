@@ -68,23 +68,31 @@ class Unpaired:
         value: Its value.
         trials: Numbers of the trials that ran with it.
         together_with: The fewest other knobs that differed from a trial with another value of it.
-        gain: The first of those trials against the baseline, all its changes together; None if
-            they cannot be compared.
+        nearest: Number of the trial that differs in so few.
+        gain: That trial against the baseline, all its changes together; None if they cannot be
+            compared.
     """
 
     knob: str
     value: Any
     trials: tuple[int, ...]
     together_with: tuple[str, ...]
+    nearest: int
     gain: Gain | None = None
 
     @property
     def sentence(self) -> str:
         """Return it as a whole sentence."""
         setting = trl_yaml.settings({self.knob: self.value})
-        return (
+        text = (
             f"{setting} was only seen together with changes of {_listed(self.together_with)}"
             f" ({_trials(self.trials)}), so that its own effect is not known."
+        )
+        if self.gain is None:
+            return text
+        return (
+            f"{text} Trial {self.nearest} against the baseline, all its changes together:"
+            f" {self.gain.rate_ratio:.2f}x rate, {self.gain.memory_ratio:.2f}x memory."
         )
 
 
@@ -235,6 +243,7 @@ def _is_noise(ratios: Sequence[tuple[float, bool]]) -> bool:
 
 def _unpaired(report: Report, found: Sequence[Effect]) -> Iterator[Unpaired]:
     ran = [item for item in report.trials if item.measurements]
+    usual = {} if report.baseline is None else report.baseline.candidate
     paired = {
         (item.knob, value_text(item.knob, value))
         for item in found
@@ -242,17 +251,20 @@ def _unpaired(report: Report, found: Sequence[Effect]) -> Iterator[Unpaired]:
     }
     for knob, value, own in _values(ran):
         rest = [item for item in ran if _has_other(item, knob, value)]
-        if (knob, value_text(knob, value)) in paired or not rest:
+        is_usual = knob in usual and usual[knob] == value  # each other value is told against it
+        if is_usual or (knob, value_text(knob, value)) in paired or not rest:
             continue
-        nearest = min((_others(a, b, knob) for a in own for b in rest), key=len)
-        if not nearest:
+        differing = [(_others(a, b, knob), a) for a in own for b in rest]
+        together_with, nearest = min(differing, key=lambda item: len(item[0]))
+        if not together_with:
             continue  # such trials may not be compared: measured elsewhere, or otherwise
         yield Unpaired(
             knob=knob,
             value=value,
             trials=tuple(item.number for item in own),
-            together_with=nearest,
-            gain=gain_of(own[0], report.baseline),
+            together_with=together_with,
+            nearest=nearest.number,
+            gain=gain_of(nearest, report.baseline),
         )
 
 

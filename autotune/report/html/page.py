@@ -81,7 +81,6 @@ def render(report: Report, predicted: Sequence[PredictedPoint] = ()) -> str:
 
 def _context(report: Report) -> dict[str, Any]:
     found = effects(report)
-    gained = [(item, _together(item.gain)) for item in found.unpaired]
     return {
         "report": report,
         "title": sources.short_name(report.model),
@@ -97,7 +96,7 @@ def _context(report: Report) -> dict[str, Any]:
         else "",
         "effects": charts.effect_rows(found.first),
         "further": charts.effect_rows([i for i in found.paired if i not in found.first]),
-        "unpaired": [f"{item.sentence}{aside}" for item, aside in gained],
+        "unpaired": [item.sentence for item in found.unpaired],
         "failed": [item.sentence for item in found.failed],
         "makeups": charts.makeups(report),
         "phases": charts.peaks_by_phase(report),
@@ -110,16 +109,6 @@ def _context(report: Report) -> dict[str, Any]:
         "endings": sections.endings(report.trials),
         "left_out": [*report.inactive_knobs, *report.removed_values],
     }
-
-
-def _together(gain: Any) -> str:
-    """Return what a value came to together with all else that its trial changes."""
-    if gain is None:
-        return ""
-    return (
-        f" Against the baseline, all its changes together: {gain.rate_ratio:.2f}x rate,"
-        f" {gain.memory_ratio:.2f}x memory."
-    )
 
 
 def _read(name: str) -> str:
