@@ -19,7 +19,7 @@ test: $(READY) lint
 	$(BIN)/python -m pytest -q
 
 quick-test: $(READY)
-	$(BIN)/python -m pytest -q -m "not trl and not gpu"
+	$(BIN)/python -m pytest -q -m "not trl and not gpu and not browser"
 
 lint: $(READY)
 	$(BIN)/ruff check $(OURS)
@@ -38,11 +38,11 @@ $(RUNS): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[trl]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[trl,html]'
 	touch $@
 
 $(READY): $(RUNS)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[trl,plot,dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[trl,html,plot,dashboard,dev]'
 	touch $@
 
 clean:

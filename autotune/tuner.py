@@ -27,6 +27,7 @@ from autotune.objectives import Constraint, Objective
 from autotune.plan import Plan, Request, make_plan, make_profile
 from autotune.probe import journal, sources
 from autotune.report import warnings as report_warnings
+from autotune.report.lengths import equal_bins
 from autotune.report.model import SIZE_LIMIT, Report, probe_work_s
 from autotune.report.pareto import pareto_set
 from autotune.report.trial import Trial
@@ -329,6 +330,7 @@ class Tuner:
                 "longest": data.longest,
                 "mean_length": data.mean_length,
                 "median_length": data.quantile(0.5),
+                "length_counts": equal_bins(data.length_counts),
             },
             budget_bytes=plan.budget_bytes,
             budget_source=plan.budget_source,

@@ -36,6 +36,10 @@ def report(
     ] = False,
     price: options.Price = None,
     prices: options.Prices = None,
+    html: Annotated[
+        Path | None,
+        typer.Option("--html", help="Write a page for a browser as well, which works offline."),
+    ] = None,
 ) -> int:
     """Show the Pareto set of a run, also of one that is under way or was interrupted.
 
@@ -44,16 +48,33 @@ def report(
     from autotune.cards_folder import is_cards
     from autotune.report import terminal
 
+    if html is not None:
+        cards.check_single(run)
     if is_cards(run):
         return cards.report(run, as_json, price=price, prices=prices)
     cards.check_no_prices(price, prices)
+    if html is not None:
+        from autotune.report.html import page
+
+        common.check_file(html, "--html")
+        page.check()
     with _reading(run):
         found = load_report(run)
         if as_json:
             common.show_json(found.to_dict())
         else:
             terminal.render(found, common.stdout_console(), verbose=verbose)
+        if html is not None:
+            common.say(f"wrote {_write_page(found, run, html)}")
     return 0
+
+
+def _write_page(report: Report, run: Path, target: Path) -> Path:
+    """Write a report as a page, with the predictions that lie beside it."""
+    from autotune.report.html import page, predictions
+
+    points = predictions.read_predictions(_report_file(run).parent, report)
+    return page.write(report, target, points)
 
 
 def export(

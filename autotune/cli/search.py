@@ -218,6 +218,7 @@ def _search(
         return common.INTERRUPTED
     report.pick("balanced")  # NoFeasibleConfigError says what came closest
     common.say(f"run folder: {tuner.folder.path}")
+    common.say(f"look at it: {_page_command(tuner.folder.path)}")
     common.say(f"train with: {_train_with(report, tuner.folder.configs)}")
     _say_of_weights(report.pick("balanced").config)
     if report.is_predicted:
@@ -226,6 +227,12 @@ def _search(
         confirm = f"{shlex.quote(common.program('autotune'))} verify {folder}{trust}"
         common.say(f"all figures are predicted; confirm them on the card: {confirm}")
     return 0
+
+
+def _page_command(folder: Path) -> str:
+    """Return the command that shows the run in a browser."""
+    page = str(folder / "report.html")
+    return shlex.join([common.program("autotune"), "report", str(folder), "--html", page])
 
 
 def _train_with(report: Report, folder: Path) -> str:

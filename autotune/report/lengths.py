@@ -26,6 +26,9 @@ from autotune.space.context import DataProfile
 from autotune.units import counted
 
 MICRO_BATCHES = (1, 4, 8, 16)
+MOST_BINS = 64
+"""Of a report's own histogram: more than a page is wide enough to tell apart."""
+
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
 BAR_WIDTH = 40
 
@@ -249,6 +252,25 @@ def bins(profile: DataProfile) -> tuple[tuple[int, int, int], ...]:
             found.append((first, last, count))
         first, last = last + 1, last * 2
     return tuple(found)
+
+
+def equal_bins(
+    length_counts: Mapping[int, int], most: int = MOST_BINS
+) -> tuple[tuple[int, int, int], ...]:
+    """Return rows per range of lengths, all as wide: first and last length, number of rows.
+
+    Args:
+        length_counts: Token length to number of rows; none gives no range.
+        most: The most ranges.
+    """
+    longest = max(length_counts, default=0)
+    width = max(1, -(-longest // most))
+    counts = [0] * -(-longest // width)
+    for length, count in length_counts.items():
+        counts[(length - 1) // width] += count
+    return tuple(
+        (number * width + 1, (number + 1) * width, count) for number, count in enumerate(counts)
+    )
 
 
 def histogram(profile: DataProfile, *, bar_width: int = BAR_WIDTH) -> str:

@@ -20,7 +20,15 @@ from autotune.report.plot import scatter
 from autotune.report.trial import Trial, memory_name
 from autotune.units import counted, format_duration, format_gib
 
-__all__ = ["pareto_table", "probe_line", "render", "render_text"]
+__all__ = [
+    "baseline_line",
+    "no_gain",
+    "outcome_line",
+    "pareto_table",
+    "probe_line",
+    "render",
+    "render_text",
+]
 
 GAP = 2
 DISPENSABLE = ("samples/s", "padding", "epoch")
@@ -99,9 +107,9 @@ def pareto_table(report: Report, width: int, members: Sequence[Trial] | None = N
 def _parts(report: Report, width: int, *, plot: bool, verbose: bool) -> list[Text]:
     parts = [_heading(report, width)]
     if report.trials:
-        parts += [Text(_wrap(_baseline(report), width)), *_recommendation(report, width)]
+        parts += [Text(_wrap(baseline_line(report), width)), *_recommendation(report, width)]
         parts += _makeup(report, width, drawn=verbose)
-        parts.append(Text(_wrap(_counts(report.trials), width)))
+        parts.append(Text(_wrap(outcome_line(report.trials), width)))
     else:
         parts.append(Text("No trial has ended: there is nothing to report yet."))
     if plot:
@@ -168,7 +176,8 @@ def _heading(report: Report, width: int) -> Text:
     return text
 
 
-def _baseline(report: Report) -> str:
+def baseline_line(report: Report) -> str:
+    """Return what became of the baseline, in a sentence."""
     trial = report.baseline
     if trial is None:
         return "The baseline has not been run, so no gain can be stated."
@@ -198,7 +207,7 @@ def _recommendation(report: Report, width: int) -> list[Text]:
     rates = f"predicted, {off}" if report.is_predicted else MEASURED_RATE
     legend = Text(_wrap(LEGEND.format(peak=peak, rate=rates), width), style="dim")
     parts = [_titled(title, pareto_table(report, width)).append_text(legend)]
-    notes = [*pick_notes(report), *_no_gain(report)]
+    notes = [*pick_notes(report), *no_gain(report)]
     parts += [Text(_wrap(text, width)) for text in notes]
     if any(item.changes for item in members):
         same = report.same_training()
@@ -215,7 +224,7 @@ def _recommendation(report: Report, width: int) -> list[Text]:
     return parts
 
 
-def _no_gain(report: Report) -> list[str]:
+def no_gain(report: Report) -> list[str]:
     """Return why the columns of gains are empty, in a whole sentence; nothing if they are not."""
     if any(report.gain(item) is not None for item in report.pareto):
         return []
@@ -265,7 +274,8 @@ def _titled(title: str, table: Text) -> Text:
     return Text().append(title + "\n", style="bold").append_text(table)
 
 
-def _counts(trials: Sequence[Trial]) -> str:
+def outcome_line(trials: Sequence[Trial]) -> str:
+    """Return how many trials ended in each outcome, in a sentence."""
     texts = []
     for outcome in Outcome:
         ended = [item for item in trials if item.outcome is outcome]

@@ -170,3 +170,23 @@ def test_plot_refuses_another_suffix(tmp_path):
 def test_plot_without_matplotlib_says_how_to_install_it(tmp_path):
     with matplotlib_missed():
         lengths.plot(make_profile(), tmp_path / "lengths.png")
+
+
+@pytest.mark.parametrize(
+    ("counts", "most", "expected"),
+    [
+        ({}, 64, ()),
+        ({3: 2}, 64, ((1, 1, 0), (2, 2, 0), (3, 3, 2))),
+        ({1: 1, 10: 2, 11: 4}, 3, ((1, 4, 1), (5, 8, 0), (9, 12, 6))),
+    ],
+)
+def test_equal_bins_hold_every_row_once(
+    counts: dict[int, int], most: int, expected: tuple[tuple[int, int, int], ...]
+) -> None:
+    assert lengths.equal_bins(counts, most) == expected
+
+
+def test_a_report_keeps_few_bins_of_long_data() -> None:
+    found = lengths.equal_bins({length: 1 for length in range(1, 5001)})
+    assert len(found) <= lengths.MOST_BINS
+    assert sum(count for _, _, count in found) == 5000

@@ -1,0 +1,79 @@
+"""Predictions that lie beside a measured run, for its picture alone; read leniently."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.report.cells import settings
+from autotune.report.model import Report
+
+FILE = "predictions.jsonl"
+_PEAKS = ("peak_bytes", "peak_memory", "peak")
+_RATES = ("tokens_per_s", "rate")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PredictedPoint:
+    """A candidate as it was predicted, without a probe.
+
+    Attributes:
+        label: Its settings, in words.
+        peak_bytes: Its peak memory.
+        rate: Its rate in tokens per second.
+    """
+
+    label: str
+    peak_bytes: float
+    rate: float
+
+
+def read_predictions(run: Path, report: Report) -> tuple[PredictedPoint, ...]:
+    """Return the predictions in a run folder of candidates that did not run; mostly none.
+
+    They only add to a picture, so that a line which is torn, or which another version wrote, is
+    passed over.
+    """
+    try:
+        text = (run / FILE).read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ()
+    ran = [dict(item.candidate) for item in report.trials if item.measurements]
+    usual = {} if report.baseline is None else report.baseline.candidate
+    found = {}
+    for record in _records(text):
+        candidate, values = record.get("candidate"), record.get("values")
+        if not isinstance(candidate, dict) or candidate in ran:
+            continue
+        known = {**record, **(values if isinstance(values, dict) else {})}
+        peak, rate = _number(known, _PEAKS), _number(known, _RATES)
+        if peak is None or rate is None:
+            continue
+        changed = {k: v for k, v in candidate.items() if k not in usual or usual[k] != v}
+        key = json.dumps(candidate, sort_keys=True)  # of one candidate the last line counts
+        found[key] = PredictedPoint(label=settings(changed), peak_bytes=peak, rate=rate)
+    return tuple(found.values())
+
+
+def _records(text: str) -> Iterator[dict[str, Any]]:
+    for line in text.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        inner = record.get("prediction", record) if isinstance(record, dict) else None
+        if isinstance(inner, dict):
+            yield inner
+
+
+def _number(record: Mapping[str, Any], names: Sequence[str]) -> float | None:
+    for name in names:
+        value = record.get(name)
+        if isinstance(value, dict):
+            value = value.get("median")
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e18:
+            return float(value)
+    return None
