@@ -16,6 +16,7 @@ from autotune.objectives import Constraint, Objective, violations
 from autotune.plan import Plan
 from autotune.probe.result import Outcome, ProbeResult
 from autotune.probe.spec import ProbeSpec
+from autotune.report import pareto
 from autotune.report.compare import closest_first
 from autotune.report.pareto import pareto_set
 from autotune.report.trial import Trial
@@ -399,11 +400,13 @@ class SearchLoop:
 
     def _tell(self, proposal: Proposal, trial: Trial) -> None:
         attributes = {"trial": trial.number, "digest": trial.digest}
-        if trial.outcome is Outcome.OK:
+        if trial.outcome is Outcome.OK and not pareto.missing(trial, self._objectives):
             values = [trial.interval(objective).median for objective in self._objectives]
             self._study.tell_ok(proposal, values, trial.violations, attributes)
         else:
-            self._study.tell_refused(proposal, trial.outcome, attributes)
+            # What there is no value of cannot be told: as if the probe had been lost.
+            outcome = Outcome.LOST if trial.outcome is Outcome.OK else trial.outcome
+            self._study.tell_refused(proposal, outcome, attributes)
 
     def _confirm(self, trial: Trial) -> None:
         spec = self._spec(f"{trial.number:04d}-again", trial.candidate)
@@ -428,6 +431,8 @@ class SearchLoop:
 
     def _check_setup(self, trial: Trial) -> None:
         last = trial.results[-1]
+        if trial.outcome is Outcome.OK:
+            self._check_objectives(trial)
         if trial.number == 0 and trial.outcome in _BROKEN_BASELINE:
             raise BaselineError(
                 f"the baseline is {trial.outcome.value}: {last.detail}",
@@ -439,6 +444,21 @@ class SearchLoop:
                 f"{MAX_CRASHES_IN_A_ROW} probes in a row crashed, the last one with: "
                 f"{last.detail}",
                 hint=f"The set-up is broken; see {self._folder.probe_folder(last.probe_id)}.",
+            )
+
+    def _check_objectives(self, trial: Trial) -> None:
+        """Refuse objectives of which no trial so far has a value, such as on another device.
+
+        A later trial without one is left out of the Pareto set; what it is like is not known.
+        """
+        reasons = pareto.missing(trial, self._objectives)
+        ok = [item for item in self.trials if item.outcome is Outcome.OK]
+        if reasons and all(pareto.missing(item, self._objectives) for item in ok):
+            texts = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            raise BaselineError(
+                f"trial {trial.number} has no value of what is to be optimised ({texts}).",
+                hint="Start another search, in another --run-dir, without --objective"
+                f" {' and --objective '.join(reasons)}.",
             )
 
 

@@ -50,7 +50,8 @@ def report(
 def export(
     run: options.Run,
     pick: Annotated[
-        str, typer.Option(help="fastest, leanest, balanced, or a trial's number.")
+        str,
+        typer.Option(help="fastest, leanest, balanced, highest-fidelity, or a trial's number."),
     ] = "balanced",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="File to write.  [default: stdout]")
