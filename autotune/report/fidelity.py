@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from autotune.report import pareto
 from autotune.report.trial import Trial
-from autotune.space.knob import infidelity
+from autotune.space.knob import infidelity, registry
 
 COVERAGE_DIGITS = 4
 """Shares of the data's loss tokens are compared so far: a row more or less is no difference."""
@@ -26,6 +27,15 @@ def most_faithful(trials: Sequence[Trial]) -> Trial | None:
 def as_faithful(a: Trial, b: Trial) -> bool:
     """Whether nothing but rate and memory tells two trials apart."""
     return _key(a)[:2] == _key(b)[:2]
+
+
+def settings_of(trial: Trial) -> dict[str, Any]:
+    """Return a trial's values of the knobs that say how faithful theirs are."""
+    return {
+        knob.name: trial.candidate[knob.name]
+        for _, knob in registry
+        if knob.fidelity is not None and knob.name in trial.candidate
+    }
 
 
 def _key(trial: Trial) -> tuple[float, tuple[int, ...], float, float, int]:
