@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from autotune.cli import common, options, results
-from autotune.errors import AutotuneError, NoFeasibleConfigError, UsageError
+from autotune.errors import AutotuneError, NoFeasibleConfigError, StudyMismatchError, UsageError
 
 if TYPE_CHECKING:
     from autotune.plan import Request
@@ -110,8 +110,10 @@ def _predicted(explained: Explanation, run: Path) -> Explanation:
                 return predictor.fitting(explained)
             return predictor.neighbours(explained)
     except AutotuneError as error:
+        # A hint of a run that has changed is about going on with it.
+        hint = "" if isinstance(error, StudyMismatchError) else error.hint
         note = f"Nothing was predicted, so that this is the run's own evidence: {error.message}"
-        explained = replace(explained, notes=(*explained.notes, f"{note} {error.hint}".strip()))
+        explained = replace(explained, notes=(*explained.notes, f"{note} {hint}".strip()))
     if explained.nothing_fits and explained.report.is_predicted and explained.least_bytes:
         return replace(explained, card=whatif.smallest_card(explained.least_bytes))
     return explained

@@ -17,6 +17,13 @@ from autotune.report.trial import Trial, memory_name
 from autotune.units import counted, format_gib, format_gib_apart
 
 _ORDINALS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth")
+_NAMES = {
+    "peak_memory": "peak",
+    "host_memory": "peak on the host",
+    "tokens_per_s": "rate",
+    "samples_per_s": "rate",
+    "epoch_time": "an epoch",
+}
 _LIMITS = {"memory_budget": "the budget", "coverage": "--min-coverage"}
 
 
@@ -32,9 +39,9 @@ def render(explanation: Explanation, width: int) -> Text:
         told = [_why_not(report, trial, explanation.why_not)]
         parts.append(_section("Why it is not of the Pareto set", told, width))
     if explanation.steps:
-        told = [_step(report, item) for item in explanation.steps]
+        told = [_step(item, trial) for item in explanation.steps]
         parts.append(_section("What its neighbours on the Pareto set trade", told, width))
-    changes = [_setting(report, item) for item in explanation.settings]
+    changes = [_setting(report, item, trial) for item in explanation.settings]
     if explanation.unknown:
         listed = ", ".join(explanation.unknown)
         changes.append(f"Not known, since no trial differs in it alone: {listed}.")
@@ -225,7 +232,7 @@ def _why_not(report: Report, trial: Trial, found: WhyNot) -> str:
 def _compared(report: Report, trial: Trial, other: Trial) -> str:
     texts = []
     for item in report.known_objectives:
-        name = "peak" if item.name == "peak_memory" else item.name.replace("_", " ")
+        name = _NAMES.get(item.name, item.name.replace("_", " "))
         own, its = trial.interval(item).median, other.interval(item).median
         share = f" ({abs(its / own - 1):.1%} {'more' if its > own else 'less'})" if own else ""
         shown = [objective_cell(other, item), objective_cell(trial, item)]
@@ -235,14 +242,14 @@ def _compared(report: Report, trial: Trial, other: Trial) -> str:
     return f"{', '.join(texts)}, {trial.source}"
 
 
-def _step(report: Report, item: Neighbour) -> str:
+def _step(item: Neighbour, trial: Trial) -> str:
     return (
         f"Next {item.direction}, trial {item.trial}: {_trade(item)}, {item.source}, with"
-        f" {_changes(item)}{_tokens(item)}."
+        f" {_changes(item)}{_tokens(item, trial)}."
     )
 
 
-def _setting(report: Report, item: Neighbour) -> str:
+def _setting(report: Report, item: Neighbour, trial: Trial) -> str:
     where = item.source if item.trial is None else f"trial {item.trial}, {item.source}"
     lead = f"With {_changes(item)}: "
     if item.outcome in (Outcome.DEVICE_OOM, Outcome.HOST_OOM):
@@ -252,7 +259,7 @@ def _setting(report: Report, item: Neighbour) -> str:
         return f"{lead}runs out of memory{needs} ({where})."
     if item.outcome is not Outcome.OK:
         return f"{lead}does not run, {item.outcome.value} ({where})."
-    return f"{lead}{_trade(item)}{_fit(report, item)}{_tokens(item)} ({where})."
+    return f"{lead}{_trade(item)}{_fit(report, item)}{_tokens(item, trial)} ({where})."
 
 
 def _changes(item: Neighbour) -> str:
@@ -297,16 +304,16 @@ def _fit(report: Report, item: Neighbour) -> str:
     return f", does not keep to {' and '.join(over) or 'a limit'}"
 
 
-def _tokens(item: Neighbour) -> str:
+def _tokens(item: Neighbour, trial: Trial) -> str:
     return (
         ""
-        if item.trained_share >= 1
+        if round(item.trained_share - trial.coverage, 4) == 0
         else f", trains on {percent(item.trained_share)} of the loss tokens"
     )
 
 
 def _nothing_fits(explanation: Explanation) -> list[str]:
-    report = explanation.report
+    report, trial = explanation.report, explanation.trial
     lines = list(explanation.nothing_fits)
     num = explanation.num_predicted
     if explanation.fitting:
@@ -315,8 +322,9 @@ def _nothing_fits(explanation: Explanation) -> list[str]:
             f" ({counted(num, 'prediction')} made; {prediction.rate_error(_card(report))}):"
         )
         lines += [
-            f"{_changes(item)}: {format_gib(item.peak_bytes)}, {_speed(item)}{_tokens(item)},"
-            f" {item.source}" + ("." if item.trial is None else f" (trial {item.trial}).")
+            f"{_changes(item)}: {format_gib(item.peak_bytes)}, {_speed(item)}"
+            f"{_tokens(item, trial)}, {item.source}"
+            + ("." if item.trial is None else f" (trial {item.trial}).")
             for item in explanation.fitting
         ]
     elif num:
