@@ -27,6 +27,9 @@ from autotune.space.space import ResolvedSpace
 from autotune.virtual import cards
 
 MOST_PREDICTIONS = 24
+MOST_PAIRS = 8
+"""Of these predictions, those kept for pairs of changes where no single one fits."""
+
 NEAR_RATIO = 1.15
 """Up to so much over the budget, a prediction without the card's limit is followed by one with it:
 an allocator that must gives back what it only kept."""
@@ -84,6 +87,8 @@ class Predictor:
             candidate = with_changes(space, trial.candidate, {name: value})
             if candidate is not None and self._has_left:
                 found += self._told(trial, candidate, {name: value}, "setting")
+        order = list(trial.candidate)
+        found.sort(key=lambda item: order.index(next(iter(item.changes))))
         return replace(
             explanation,
             settings=tuple(found),
@@ -95,7 +100,8 @@ class Predictor:
         """Return the explanation with the fewest changes that are predicted to fit.
 
         Single changes toward less memory come first, each knob's leanest value and then, where
-        that fits, its milder ones; if none fits, pairs of those that saved most; then all at once.
+        that fits, its milder ones; then values that nothing is known of. If none fits, pairs of
+        those that saved most; then the leanest values of all.
         """
         trial, space = explanation.trial, self._plan.space
         found: list[Neighbour] = []
@@ -109,15 +115,22 @@ class Predictor:
                     saved[name, value] = -told[0].memory_bytes
                 if place == 0 and not any(item.fits for item in told):
                     break  # a milder value of it fits still less
+        for name, value in _in_turns(self._unordered(trial.candidate)):
+            if self.num_made < self._most - MOST_PAIRS:
+                told = self._try(trial, {name: value})
+                found += told
+                if told and told[0].memory_bytes is not None:
+                    saved[name, value] = -told[0].memory_bytes
         if not any(item.fits for item in found):
             pairs = [
                 (first, second)
                 for first, second in itertools.combinations(saved, 2)
-                if first[0] != second[0]
+                if first[0] != second[0] and saved[first] > 0 and saved[second] > 0
             ]
             pairs.sort(key=lambda pair: -saved[pair[0]] - saved[pair[1]])
-            for pair in pairs[: max(self._most - self.num_made - 2, 0)]:
-                found += self._try(trial, dict(pair))
+            for pair in pairs:
+                if self.num_made < self._most - 2:  # of which the leanest candidate takes some
+                    found += self._try(trial, dict(pair))
         if not any(item.fits for item in found):
             leanest = space.leanest
             differing = {
@@ -137,7 +150,7 @@ class Predictor:
             fitting=tuple(fit),
             num_predicted=self.num_made,
             least_bytes=least,
-            card="" if fit or least is None else smallest_card(least),
+            card="" if fit or least is None else larger_card(least, self._report),
         )
 
     @property
@@ -163,6 +176,21 @@ class Predictor:
                 for item in values
                 if item not in order and rule(own, item, candidate, context)
             ]
+        return found
+
+    def _unordered(self, candidate: Mapping[str, Any]) -> list[tuple[str, Value]]:
+        """Return other values of knobs of which no order says what they need."""
+        context, found = self._plan.context, []
+        for knob in self._plan.space.knobs:
+            if knob.name not in candidate or knob.leanest:
+                continue
+            own, rule = candidate[knob.name], knob.memory_at_least
+            for value in self._plan.space.values()[knob.name]:
+                either = rule is not None and (
+                    rule(own, value, candidate, context) or rule(value, own, candidate, context)
+                )
+                if value != own and not either:
+                    found.append((knob.name, value))
         return found
 
     def _try(self, trial: Trial, changes: Mapping[str, Value]) -> list[Neighbour]:
@@ -299,12 +327,21 @@ def with_changes(
     return found if changes.keys() <= found.keys() else None
 
 
-def smallest_card(num_bytes: int) -> str:
-    """Return the name of the smallest card of the catalogue whose budget holds so many bytes."""
+def larger_card(num_bytes: int, report: Report) -> str:
+    """Return the smallest card of the catalogue that holds so many bytes, larger than a run's.
+
+    It is of the same vendor and has bfloat16 if the run's has, or nothing would be comparable.
+    Empty if there is none, or the run's card would do with another budget.
+    """
+    own = cards.find(str(report.device.get("name", "")).removeprefix("virtual:"))
+    if own.memory_bytes >= num_bytes:
+        return ""
     able = [
         card
         for card in cards.catalogue().values()
-        if membudget.decide(None, cards.device_info(card, f"virtual:{card.id}"), None)[0]
+        if card.vendor == own.vendor
+        and card.supports_bf16 >= own.supports_bf16
+        and membudget.decide(None, cards.device_info(card, f"virtual:{card.id}"), None)[0]
         >= num_bytes
     ]
     found = min(able, key=lambda card: card.memory_bytes, default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -115,7 +116,9 @@ def _predicted(explained: Explanation, run: Path) -> Explanation:
         note = f"Nothing was predicted, so that this is the run's own evidence: {error.message}"
         explained = replace(explained, notes=(*explained.notes, f"{note} {hint}".strip()))
     if explained.nothing_fits and explained.report.is_predicted and explained.least_bytes:
-        return replace(explained, card=whatif.smallest_card(explained.least_bytes))
+        with contextlib.suppress(AutotuneError):  # a card of the user's own may be gone
+            card = whatif.larger_card(explained.least_bytes, explained.report)
+            explained = replace(explained, card=card)
     return explained
 
 

@@ -101,8 +101,10 @@ def _what(explanation: Explanation) -> list[str]:
             f"It trains on {percent(trial.coverage)} of the data's loss tokens; against the"
             f" baseline's, its training differs in: {' and '.join(trial.changes) or 'nothing'}."
         )
-    if explanation.place is not None:
-        place = explanation.place
+    place = explanation.place
+    if place is not None and place.num_members == 1:
+        lines.append("It is the only one of the Pareto set.")
+    elif place is not None:
         lines.append(
             f"It is of the Pareto set of {place.num_members}: {_ordinal(place.by_memory)} by"
             f" memory (leanest first), {_ordinal(place.by_speed)} by speed (fastest first)."
