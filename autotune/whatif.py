@@ -257,6 +257,20 @@ class Predictor:
         return replace(trial, violations=over, feasible=all(item <= 0 for item in over.values()))
 
 
+def check_device(report: Report) -> None:
+    """Check that a run's device is one that can be predicted for.
+
+    Raises:
+        UsageError: If it is a real one.
+    """
+    if not report.is_predicted:
+        raise UsageError(
+            f"the run's device, {report.device.get('label') or 'not named'}, is a real one, and"
+            " nothing can be predicted for it.",
+            hint="Search on a virtual card (--device virtual:CARD) for predictions.",
+        )
+
+
 @contextlib.contextmanager
 def opened(
     request: Request,
@@ -274,17 +288,10 @@ def opened(
         on_probe: Called with the changes before each prediction.
 
     Raises:
-        UsageError: If the run's device is a real one.
         StudyMismatchError: If model, data or settings are no longer those of the run.
         AutotuneError: If model or data cannot be used any more.
     """
     device = request.device
-    if not device.startswith("virtual:"):
-        raise UsageError(
-            f"the run's device, {report.device.get('label') or device}, is a real one, and nothing"
-            " can be predicted for it.",
-            hint="Search on a virtual card (--device virtual:CARD) for predictions.",
-        )
     with temporary_folder("autotune-explain-") as path:
         folder = RunFolder(path)
         folder.work.mkdir(exist_ok=True)

@@ -103,8 +103,9 @@ def _predicted(explained: Explanation, run: Path) -> Explanation:
     from autotune.runfolder import RunFolder
 
     folder = RunFolder(run if run.is_dir() else run.parent)
-    common.say("making the run's plan anew for predictions ...")
     try:
+        whatif.check_device(explained.report)
+        common.say("making the run's plan anew for predictions ...")
         request = _request(folder, explained.report)
         with whatif.opened(request, folder, explained.report, on_probe=_say_of) as predictor:
             if explained.nothing_fits:
