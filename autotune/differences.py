@@ -23,6 +23,7 @@ _LABELS = {
     "memory_budget_bytes": "--memory-budget",
     "global_batch": "--global-batch",
     "min_coverage": "--min-coverage",
+    "objectives": "--objective",
     "weights": "--weights",
     "phases": "--phases",
     "processes": "--processes",
@@ -36,6 +37,10 @@ _DIGESTS = {
 """What is compared by a digest: both would be noise."""
 
 
+_DEFAULTS = {"objectives": ["peak_memory", "tokens_per_s"]}
+"""What a record means that does not say it."""
+
+
 def differences(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
     """Return a text for each thing that differs: its name, what it was, what it is now.
 
@@ -45,7 +50,8 @@ def differences(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str
     """
     found = []
     for name in sorted({*known, *wanted}):
-        before, now = known.get(name), wanted.get(name)
+        default = _DEFAULTS.get(name)
+        before, now = known.get(name, default), wanted.get(name, default)
         if before == now:
             continue
         if name in _DIGESTS:

@@ -23,6 +23,7 @@ _ARGUMENTS = {
     "global-batch": "global_batch",
     "measured-steps": "measured_steps",
     "memory-budget": "memory_budget_bytes",
+    "objective": "objectives",
     "min-coverage": "min_coverage",
     "phases": "phases",
     "pin": "pins",

@@ -16,6 +16,7 @@ from autotune.objectives import Constraint, Objective, violations
 from autotune.plan import Plan
 from autotune.probe.result import Outcome, ProbeResult
 from autotune.probe.spec import ProbeSpec
+from autotune.report import pareto
 from autotune.report.compare import closest_first
 from autotune.report.pareto import pareto_set
 from autotune.report.trial import Trial
@@ -311,45 +312,7 @@ class SearchLoop:
         self._running[self._executor.submit(spec)] = pending
 
     def _spec(self, probe_id: str, candidate: Mapping[str, Any]) -> ProbeSpec:
-        plan, request = self._plan, self._plan.request
-        config = plan.config(candidate)
-        folder = self._folder.probe_folder(probe_id)
-        number = 0
-        while folder.exists():  # left by a run that was killed; its files are kept
-            number += 1
-            folder = self._folder.probe_folder(f"{probe_id}.{number}")
-        try:
-            folder.mkdir(parents=True)
-        except OSError as error:
-            raise JournalError(
-                f"{folder} cannot be made: {error.strerror or error}.",
-                hint="Free space on the disk and continue with --resume.",
-            ) from error
-        accumulation = int(config.get("gradient_accumulation_steps", 1))
-        warmup_steps, measured_steps = plan.steps(accumulation)
-        return ProbeSpec(
-            probe_id=folder.name,
-            folder=str(folder),
-            trainer=request.trainer,
-            config=config,
-            device=plan.context.device.name,
-            data_folder=plan.data_folder,
-            weights=request.weights,
-            memory_budget_bytes=plan.budget_bytes if plan.enforced else None,
-            warmup_steps=warmup_steps,
-            measured_steps=measured_steps,
-            rows_per_step=plan.rows_per_step,
-            first_worst_steps=plan.first_worst_steps,
-            representative=plan.context.device.is_virtual,
-            accumulation_steps=accumulation,
-            phases=request.phases,
-            process_env={key: str(value) for key, value in config.get("env", {}).items()},
-            timeout_s=request.probe_timeout_s,
-            seed=request.seed,
-            trust_remote_code=request.trust_remote_code,
-            processes=plan.context.num_processes,
-            accelerate=plan.accelerate(candidate),
-        )
+        return probe_spec(self._plan, self._folder, probe_id, candidate)
 
     def _beyond(self, trial: Trial) -> ProbeSpec:
         spec = self._spec(f"{trial.number:04d}-beyond", trial.candidate)
@@ -424,11 +387,13 @@ class SearchLoop:
 
     def _tell(self, proposal: Proposal, trial: Trial) -> None:
         attributes = {"trial": trial.number, "digest": trial.digest}
-        if trial.outcome is Outcome.OK:
+        if trial.outcome is Outcome.OK and not pareto.missing(trial, self._objectives):
             values = [trial.interval(objective).median for objective in self._objectives]
             self._study.tell_ok(proposal, values, trial.violations, attributes)
         else:
-            self._study.tell_refused(proposal, trial.outcome, attributes)
+            # What there is no value of cannot be told: as if the probe had been lost.
+            outcome = Outcome.LOST if trial.outcome is Outcome.OK else trial.outcome
+            self._study.tell_refused(proposal, outcome, attributes)
 
     def _confirm(self, trial: Trial) -> None:
         spec = self._spec(f"{trial.number:04d}-again", trial.candidate)
@@ -453,6 +418,8 @@ class SearchLoop:
 
     def _check_setup(self, trial: Trial) -> None:
         last = trial.results[-1]
+        if trial.outcome is Outcome.OK:
+            self._check_objectives(trial)
         if trial.number == 0 and trial.outcome in _BROKEN_BASELINE:
             raise BaselineError(
                 f"the baseline is {trial.outcome.value}: {last.detail}",
@@ -465,6 +432,69 @@ class SearchLoop:
                 f"{last.detail}",
                 hint=f"The set-up is broken; see {self._folder.probe_folder(last.probe_id)}.",
             )
+
+    def _check_objectives(self, trial: Trial) -> None:
+        """Refuse objectives of which no trial so far has a value, such as on another device.
+
+        A later trial without one is left out of the Pareto set; what it is like is not known.
+        """
+        reasons = pareto.missing(trial, self._objectives)
+        ok = [item for item in self.trials if item.outcome is Outcome.OK]
+        if reasons and all(pareto.missing(item, self._objectives) for item in ok):
+            texts = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            raise BaselineError(
+                f"trial {trial.number} has no value of what is to be optimised ({texts}).",
+                hint="Start another search, in another --run-dir, without --objective"
+                f" {' and --objective '.join(reasons)}.",
+            )
+
+
+def probe_spec(
+    plan: Plan, run: RunFolder, probe_id: str, candidate: Mapping[str, Any]
+) -> ProbeSpec:
+    """Return what a candidate's probe runs, and make its folder.
+
+    Raises:
+        JournalError: If the folder cannot be made.
+    """
+    request, config = plan.request, plan.config(candidate)
+    folder = run.probe_folder(probe_id)
+    number = 0
+    while folder.exists():  # left by a run that was killed; its files are kept
+        number += 1
+        folder = run.probe_folder(f"{probe_id}.{number}")
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise JournalError(
+            f"{folder} cannot be made: {error.strerror or error}.",
+            hint="Free space on the disk and continue with --resume.",
+        ) from error
+    accumulation = int(config.get("gradient_accumulation_steps", 1))
+    warmup_steps, measured_steps = plan.steps(accumulation)
+    return ProbeSpec(
+        probe_id=folder.name,
+        folder=str(folder),
+        trainer=request.trainer,
+        config=config,
+        device=plan.context.device.name,
+        data_folder=plan.data_folder,
+        weights=request.weights,
+        memory_budget_bytes=plan.budget_bytes if plan.enforced else None,
+        warmup_steps=warmup_steps,
+        measured_steps=measured_steps,
+        rows_per_step=plan.rows_per_step,
+        first_worst_steps=plan.first_worst_steps,
+        representative=plan.context.device.is_virtual,
+        accumulation_steps=accumulation,
+        phases=request.phases,
+        process_env={key: str(value) for key, value in config.get("env", {}).items()},
+        timeout_s=request.probe_timeout_s,
+        seed=request.seed,
+        trust_remote_code=request.trust_remote_code,
+        processes=plan.context.num_processes,
+        accelerate=plan.accelerate(candidate),
+    )
 
 
 def _is_past(deadline_s: float | None) -> bool:

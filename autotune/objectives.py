@@ -83,6 +83,10 @@ registry: Registry[Callable[[], Objective]] = Registry("objective", group="autot
 register = registry.register
 
 
+DEFAULT_NAMES = ("peak_memory", "tokens_per_s")
+"""What a search optimises that is not told otherwise."""
+
+
 def get(name: str) -> Objective:
     """Return the registered objective called ``name``.
 
@@ -90,6 +94,20 @@ def get(name: str) -> Objective:
         UnknownNameError: If there is none.
     """
     return registry.get(name)()
+
+
+def named(names: Iterable[str]) -> tuple[Objective, ...]:
+    """Return objectives by names as people write them, with dashes or underscores, each once.
+
+    They are sorted by name, so that the order in which they are given makes no other search.
+
+    Raises:
+        UnknownNameError: If there is none of a name; it lists the nearest ones.
+    """
+    # A plug-in's own name may have dashes.
+    known = set(registry.names())
+    asked = {name if name in known else name.replace("-", "_") for name in map(str.strip, names)}
+    return tuple(get(name) for name in sorted(asked))
 
 
 @register("tokens_per_s")

@@ -46,7 +46,8 @@ class Tuner:
         model: Hub id or local folder.
         dataset: Hub id, or a local json, jsonl, parquet, csv or arrow file, or a folder.
         space: What is searched: a :class:`SearchSpace`, or its name or path.
-        objectives: Two or more quantities; by default trained tokens/s and peak memory.
+        objectives: One or more quantities; by default trained tokens/s and peak memory. Of a
+            single one, the Pareto set is the best trial, and what the noise cannot tell from it.
         constraints: Limits beyond the memory budget and the coverage.
         executor: Where probes run; it stays open. By default subprocesses on ``device``, which
             end with the search.
@@ -127,7 +128,7 @@ class Tuner:
             data = self._shared or folder
             plan = make_plan(self.request, data, executor, budget_bytes=budget)
         if self._resume:
-            self.folder.check_identity(plan.identity())
+            self.folder.check_identity(self._identity(plan))
             load_trials(self.folder)
             if self._storage is None:
                 check_storage(str(self.folder.study_file))
@@ -182,7 +183,7 @@ class Tuner:
         data, budget_bytes = self._shared or self.folder, earlier.get("budget_bytes")
         plan = make_plan(self.request, data, executor, budget_bytes=budget_bytes)
         if self._resume:
-            self.folder.check_identity(plan.identity())
+            self.folder.check_identity(self._identity(plan))
         run_id = str(earlier.get("run_id") or uuid.uuid4().hex)
         study, sampler = self._open_study(plan, budget, run_id)
         if not self._resume:
@@ -262,12 +263,12 @@ class Tuner:
     def _open_study(self, plan: Plan, budget: Budget, run_id: str) -> tuple[Study, str]:
         size = plan.space.size(SIZE_LIMIT)
         sampler = samplers.resolve(self._sampler, num_trials=budget.trials, space_size=size)
-        identity = plan.identity()
+        identity = self._identity(plan)
         study = Study(
             plan.space.draw,
             directions=[item.direction for item in self._objectives],
             storage=self._storage or str(self.folder.study_file),
-            name=_study_name(plan),
+            name=_study_name(plan, identity),
             sampler=sampler,
             seed=self.request.seed,
             num_trials=budget.trials,
@@ -275,6 +276,13 @@ class Tuner:
             owner=run_id,
         )
         return study, sampler
+
+    def _identity(self, plan: Plan) -> dict[str, Any]:
+        """Return what must be the same for results to belong to one search."""
+        names = tuple(item.name for item in self._objectives)
+        if set(names) == set(objectives.DEFAULT_NAMES):
+            return plan.identity()  # as in records from before others could be asked for
+        return {**plan.identity(), "objectives": list(names)}
 
     def _constraints(self) -> tuple[Constraint, ...]:
         own = [objectives.memory_budget()]
@@ -284,7 +292,7 @@ class Tuner:
 
     def _write_run(self, plan: Plan, run_id: str) -> None:
         self.folder.write_run(
-            plan.identity(),
+            self._identity(plan),
             {
                 "run_id": run_id,
                 "created_at": _now(),
@@ -401,9 +409,9 @@ def default_run_dir(model: str) -> Path:
     return Path("runs") / f"{sources.short_name(model)}-{stamp}"
 
 
-def _study_name(plan: Plan) -> str:
+def _study_name(plan: Plan, identity: Mapping[str, Any]) -> str:
     """Return a name that hosts with the same search agree on, and others do not share."""
-    text = json.dumps(plan.identity(), sort_keys=True)
+    text = json.dumps(identity, sort_keys=True)
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     model = sources.short_name(plan.request.model)
     return f"autotune-{model}-{plan.request.trainer}-{digest}"
@@ -423,7 +431,7 @@ def budget_grace(budget: Budget) -> float:
 
 
 def _default_objectives() -> tuple[Objective, ...]:
-    return (objectives.peak_memory(), objectives.tokens_per_s())
+    return objectives.named(objectives.DEFAULT_NAMES)
 
 
 def _previous(folder: RunFolder) -> dict[str, Any]:

@@ -254,7 +254,9 @@ def main() -> None:
             found[name] = {}
             for sampler in options.samplers.split(","):
                 manner = best_manner(name, sampler, options, run)
-                jobs = [(name, sampler, seed, manner, options.most) for seed in range(options.seeds)]
+                jobs = [
+                    (name, sampler, seed, manner, options.most) for seed in range(options.seeds)
+                ]
                 replays = run(jobs)
                 found[name][sampler] = replays
                 found["all"].setdefault(sampler, []).extend(replays)

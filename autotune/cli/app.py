@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from autotune.cli import compare, looks, predict, results, search
+from autotune.cli import compare, explain, looks, predict, results, search
 
 app = typer.Typer(
     name="autotune",
@@ -16,7 +16,7 @@ app = typer.Typer(
     suggest_commands=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _module in (search, predict, results, compare, looks):
+for _module in (search, predict, results, explain, compare, looks):
     _module.register(app)
 
 

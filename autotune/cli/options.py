@@ -49,6 +49,15 @@ MinCoverage = Annotated[
         max=1.0,
     ),
 ]
+Objectives = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--objective",
+        metavar="NAME",
+        help="What to optimise, once per quantity: peak-memory, tokens-per-s, samples-per-s,"
+        " epoch-time, host-memory.  [default: peak-memory, tokens-per-s]",
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Seed of the search.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 Price = Annotated[

@@ -83,7 +83,8 @@ def export(
         str | None, typer.Option(help="Which card's, if the run is a search on several.")
     ] = None,
     pick: Annotated[
-        str, typer.Option(help="fastest, leanest, balanced, or a trial's number.")
+        str,
+        typer.Option(help="fastest, leanest, balanced, highest-fidelity, or a trial's number."),
     ] = "balanced",
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help="File to write.  [default: stdout]")

@@ -15,6 +15,7 @@ from autotune.errors import UnknownNameError, UsageError
 from autotune.masking import MASK
 
 if TYPE_CHECKING:
+    from autotune.objectives import Objective
     from autotune.report.model import Report
 
 Pin = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VALUE", help="Fix a knob.")]
@@ -83,6 +84,7 @@ def search(
         Path | None,
         typer.Option(help="File for accelerate launch; decides on processes and sharding."),
     ] = None,
+    objective: options.Objectives = None,
     sampler: Annotated[str, typer.Option(help="auto, tpe, nsgaii, gp, random or grid.")] = "auto",
     seed: options.Seed = 0,
     run_dir: Annotated[
@@ -116,6 +118,7 @@ def search(
         "space": trainer if space is None else space,
         "processes": processes,
         "accelerate_config": None if accelerate_config is None else str(accelerate_config),
+        "objectives": _objectives(objective),
         "sampler": sampler,
         "run_dir": run_dir,
         "resume": resume,
@@ -138,6 +141,13 @@ def search(
     return _search(model, dataset, settings, trials, limit_s, as_json=as_json)
 
 
+def _objectives(names: list[str] | None) -> tuple[Objective, ...]:
+    """Return what is to be optimised; nothing for the default."""
+    from autotune import objectives
+
+    return objectives.named(names or ())
+
+
 def _scored_by(reward: str, space: str) -> Any:
     """Return a search space with another reward."""
     from autotune.space.space import SearchSpace
@@ -149,6 +159,7 @@ def demo(
     folder: Annotated[Path, typer.Option(help="Folder of model, data and run.")] = Path(".demo"),
     trials: Annotated[int, typer.Option(help="Candidates to probe.", min=1)] = 20,
     memory_budget: options.MemoryBudget = None,
+    objective: options.Objectives = None,
     seed: options.Seed = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the demo's run.")] = False,
     as_json: options.Json = False,
@@ -159,6 +170,7 @@ def demo(
     from autotune.runfolder import RunFolder
 
     budget_bytes = common.size(memory_budget, "--memory-budget")
+    chosen = _objectives(objective)
     common.make_folder(folder, "--folder")
     RunFolder(folder / "run").check(resume=resume)  # before the minutes that the worker takes
     common.say(f"making a tiny model and a small chat data set in {folder}")
@@ -175,6 +187,7 @@ def demo(
             # Cutting rows short is always faster and leaner; this keeps it from winning by that.
             "min_coverage": 0.97,
             "memory_budget_bytes": budget_bytes,
+            "objectives": chosen,
             "seed": seed,
             "run_dir": folder / "run",
             "resume": resume,

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from autotune.objectives import Objective
 from autotune.probe import prediction, trl_yaml
 from autotune.probe.result import Interval, Outcome, phase_name
 from autotune.report.compare import Gain, gain_of
@@ -94,6 +95,19 @@ def table_row(trial: Trial, gain: Gain | None) -> dict[str, str]:
         "memory": ratio(gain.memory_ratio, is_tied=gain.memory_is_tied) if gain else UNKNOWN,
         "training": found.training,
     }
+
+
+def objective_cell(trial: Trial, objective: Objective) -> str:
+    """Return a trial's median of an objective with its unit, such as ``1 h 23 min``."""
+    try:
+        median = trial.interval(objective).median
+    except ValueError:
+        return UNKNOWN
+    if objective.unit == "bytes":
+        return format_gib(median)
+    if objective.unit == "s":
+        return format_duration(median)
+    return f"{format_rate(median)} {objective.unit}".rstrip()
 
 
 def probe_line(trial: Trial, baseline: Trial | None = None) -> str:

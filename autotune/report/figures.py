@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
+from autotune.objectives import Objective
 from autotune.probe import prediction
 from autotune.probe.result import Interval
 from autotune.report.compare import Gain
@@ -113,6 +115,30 @@ def figures_of(trial: Trial, gain: Gain | None) -> Figures:
         training="+".join(trial.changes) or "same",
         generation=generation_of(trial),
     )
+
+
+def objective_values(
+    trial: Trial, objectives: Sequence[Objective]
+) -> dict[str, dict[str, Any] | None]:
+    """Return a trial's value of each objective: unit, median and spread; None where it has none.
+
+    A prediction has no spread.
+    """
+    found: dict[str, dict[str, Any] | None] = {}
+    for item in objectives:
+        try:
+            value = trial.interval(item)
+        except ValueError:
+            found[item.name] = None
+            continue
+        spread = known_spread(value, trial.source)
+        found[item.name] = {
+            "unit": item.unit,
+            "median": value.median,
+            "low": None if spread is None else spread.low,
+            "high": None if spread is None else spread.high,
+        }
+    return found
 
 
 def generation_of(trial: Trial) -> Generation | None:

@@ -12,11 +12,13 @@ from typing import Any
 from autotune import objectives
 from autotune.errors import JournalError, NoFeasibleConfigError, UnknownNameError
 from autotune.files import check_regular
+from autotune.objectives import Objective
 from autotune.probe import trl_yaml, typed
 from autotune.probe.result import Outcome
 from autotune.report import pareto
 from autotune.report.compare import ASKED, Gain, comparable, gain_of, nothing_fits
-from autotune.report.figures import figures_of
+from autotune.report.fidelity import most_faithful
+from autotune.report.figures import figures_of, objective_values
 from autotune.report.trial import Trial
 
 __all__ = ["PICKS", "SCHEMA", "Gain", "Report", "Trial", "damaged", "gain_of", "probe_work_s"]
@@ -25,7 +27,7 @@ SCHEMA = 1
 SIZE_LIMIT = 20_000
 """Candidates of a space are counted up to this many."""
 
-PICKS = ("fastest", "leanest", "balanced")
+PICKS = ("fastest", "leanest", "balanced", "highest-fidelity")
 
 _MAPPINGS = ("device", "model_facts", "data", "versions", "script")
 _TEXTS = ("lean_pins", "notices", "warnings", "objectives")
@@ -135,38 +137,53 @@ class Report:
         found = self._find(self.baseline_number)
         return None if found is None else self._bind(found)
 
+    @property
+    def known_objectives(self) -> tuple[Objective, ...]:
+        """Return its objectives, but for those of a package that is not installed here."""
+        known = objectives.registry.names()
+        return tuple(objectives.get(name) for name in self.objectives if name in known)
+
+    @property
+    def speed(self) -> Objective:
+        """Return what *fast* means among its picks."""
+        return pareto.speed_among(self.objectives)
+
     def same_training(self) -> tuple[Trial, ...]:
         """Return the Pareto set among the trials that train as the baseline does.
 
         It may hold trials that are not in the whole Pareto set, because only one that trains on
         other tokens or by another method dominates them.
         """
-        names = self.objectives
-        is_known = all(name in objectives.registry.names() for name in names)
-        chosen = [objectives.get(name) for name in names] if is_known else None
+        chosen = self.known_objectives
+        if len(chosen) < len(self.objectives):
+            chosen = ()  # a package that is not installed here has the others
         members = pareto.pareto_set([item for item in self.trials if not item.changes], chosen)
         return tuple(self._bind(item) for item in members)
 
     def picks(self) -> dict[str, int]:
         """Return trial numbers by pick; empty if no trial is feasible.
 
-        All are of the Pareto set, but for ``fastest`` where no member is faster than the baseline.
+        All are of the Pareto set, but for ``fastest`` where no member is faster than the baseline,
+        and for ``highest-fidelity``, which may be any feasible trial.
         """
-        members = self._members()
-        if not members:
+        members, faithful = self._members(), most_faithful(self.trials)
+        if not members or faithful is None:
             return {}
         return {
-            "fastest": pareto.fastest(members, self._comparable_baseline(members)).number,
+            "fastest": pareto.fastest(
+                members, self._comparable_baseline(members), self.speed
+            ).number,
             "leanest": members[0].number,
-            "balanced": pareto.balanced(members, self.budget_bytes).number,
+            "balanced": pareto.balanced(members, self.budget_bytes, self.speed).number,
+            "highest-fidelity": faithful.number,
         }
 
     def pick(self, which: str | int) -> Trial:
         """Return one trial, ready to be exported.
 
         Args:
-            which: ``fastest``, ``leanest`` or ``balanced`` of the Pareto set; or the number of
-                any trial.
+            which: ``fastest``, ``leanest`` or ``balanced`` of the Pareto set, or
+                ``highest-fidelity`` of all; or the number of any trial.
 
         Raises:
             NoFeasibleConfigError: If a name is given and no trial is feasible.
@@ -287,6 +304,8 @@ class Report:
 
     def _trial_dict(self, trial: Trial) -> dict[str, Any]:
         found = figures_of(trial, self.gain(trial)).to_dict() if trial.measurements else None
+        if found is not None and set(self.objectives) != set(objectives.DEFAULT_NAMES):
+            found["objectives"] = objective_values(trial, self.known_objectives)
         return {"number": trial.number, "figures": found, **trial.to_dict()}
 
     def _members(self) -> list[Trial]:

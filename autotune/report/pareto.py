@@ -33,6 +33,32 @@ def default_objectives() -> tuple[Objective, ...]:
     return (builtin.tokens_per_s(), builtin.peak_memory())
 
 
+_SPEEDS = ("tokens_per_s", "samples_per_s", "epoch_time")
+
+
+def speed_among(names: Sequence[str]) -> Objective:
+    """Return what *fast* means in a search: the first speed among its objectives.
+
+    Where there is none, it is the rate in tokens.
+    """
+    return builtin.get(next((name for name in _SPEEDS if name in names), _SPEEDS[0]))
+
+
+def speed(trial: Trial, objective: Objective | None = None) -> float:
+    """Return a trial's median speed, more being faster; a time's is its inverse.
+
+    Args:
+        trial: Any that finished a probe.
+        objective: See :func:`speed_among`; the rate in tokens if not given.
+
+    Raises:
+        ValueError: If it has none.
+    """
+    chosen = objective or builtin.tokens_per_s()
+    median = trial.interval(chosen).median
+    return median if chosen.maximize else 1.0 / median
+
+
 def significantly_better(a: Interval, b: Interval, objective: Objective) -> bool:
     """Whether ``a`` is better than ``b`` by more than their spread and the resolution."""
     wide_a, wide_b = _widen(a, objective), _widen(b, objective)
@@ -62,19 +88,16 @@ def pareto_set(
 ) -> tuple[Trial, ...]:
     """Return the trials worth choosing from, by rising peak memory.
 
-    Only feasible trials with the outcome ``ok`` take part. Measured and predicted ones are not
-    compared: if any measured trial is feasible, only measured ones take part.
+    Only eligible trials with a value of every objective take part. With one objective it is the
+    best, and with it what lies within the noise of the best without being tied with it.
 
     Args:
         trials: Trials in any order; the order does not change the answer.
         objectives: What to compare; rate and peak memory if not given.
     """
     chosen = tuple(objectives or default_objectives())
-    eligible = [item for item in trials if item.feasible and item.outcome is Outcome.OK]
-    eligible = [item for item in eligible if item.measurement is not None]
-    if any(item.source == "measured" for item in eligible):
-        eligible = [item for item in eligible if item.source == "measured"]
-    points = [_point(item, chosen) for item in sorted(eligible, key=lambda item: item.number)]
+    ranked = [item for item in eligible(trials) if not missing(item, chosen)]
+    points = [_point(item, chosen) for item in sorted(ranked, key=lambda item: item.number)]
     kept: list[_Point] = []
     for point in sorted(_undominated(points), key=lambda point: point.preference):
         if not any(_tied(point, other) for other in kept):
@@ -82,7 +105,80 @@ def pareto_set(
     return tuple(point.trial for point in kept)
 
 
-def balanced(members: Sequence[Trial], budget_bytes: int | None = None) -> Trial:
+def eligible(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the feasible trials with the outcome ``ok``, those that may be recommended.
+
+    Measured and predicted ones are not compared: if any measured trial is feasible, only measured
+    ones are returned.
+    """
+    found = [item for item in trials if item.feasible and item.outcome is Outcome.OK]
+    found = [item for item in found if item.measurement is not None]
+    if any(item.source == "measured" for item in found):
+        found = [item for item in found if item.source == "measured"]
+    return found
+
+
+def missing(trial: Trial, objectives: Sequence[Objective]) -> dict[str, str]:
+    """Return the objectives of which a trial has no value, each with the reason."""
+    reasons = {}
+    for item in objectives:
+        try:
+            trial.interval(item)
+        except ValueError as error:
+            reasons[item.name] = str(error)
+    return reasons
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What a member of the Pareto set gives up, by the formula of :func:`balanced`.
+
+    Attributes:
+        number: Its number.
+        lost_rate_share: Share of the best member's rate that it lacks.
+        budget_share: Share of the budget that its peak takes.
+    """
+
+    number: int
+    lost_rate_share: float
+    budget_share: float
+
+    @property
+    def memory(self) -> float:
+        """Return the part of the cost that memory makes."""
+        return self.budget_share**4 / 2
+
+    @property
+    def total(self) -> float:
+        """Return the whole cost; the least is taken."""
+        return round(self.lost_rate_share + self.memory, 9)
+
+
+def costs(
+    members: Sequence[Trial],
+    budget_bytes: int | None = None,
+    speed_objective: Objective | None = None,
+) -> tuple[Cost, ...]:
+    """Return the members' costs, the least first; see :func:`balanced` for arguments.
+
+    Raises:
+        ValueError: If one has no measurement.
+    """
+    rates = {item.number: speed(item, speed_objective) for item in members}
+    peaks = {item.number: _median(item.peak_interval) for item in members}
+    best, budget = max(rates.values(), default=1.0), budget_bytes or max(peaks.values(), default=1)
+    found = [
+        Cost(number=number, lost_rate_share=1.0 - rates[number] / best, budget_share=peak / budget)
+        for number, peak in peaks.items()
+    ]
+    return tuple(sorted(found, key=lambda item: (item.total, peaks[item.number], item.number)))
+
+
+def balanced(
+    members: Sequence[Trial],
+    budget_bytes: int | None = None,
+    speed_objective: Objective | None = None,
+) -> Trial:
     """Return the member that gives up least: rate against the best, memory against the budget.
 
     With the rate r and the peak memory m of each member, its cost is::
@@ -98,25 +194,22 @@ def balanced(members: Sequence[Trial], budget_bytes: int | None = None) -> Trial
     Args:
         members: At least one.
         budget_bytes: The limit on peak memory; None for the largest peak of the members.
+        speed_objective: What r is; see :func:`speed_among`.
 
     Raises:
         ValueError: If there is no member, or one has no measurement.
     """
     if not members:
         raise ValueError("an empty Pareto set has no knee")
-    rates = {item.number: _median(item.tokens_per_s) for item in members}
-    peaks = {item.number: _median(item.peak_interval) for item in members}
-    best, budget = max(rates.values()), budget_bytes or max(peaks.values())
-
-    def cost(trial: Trial) -> tuple[float, float, int]:
-        lost = 1.0 - rates[trial.number] / best
-        share = peaks[trial.number] / budget
-        return round(lost + share**4 / 2, 9), peaks[trial.number], trial.number
-
-    return min(members, key=cost)
+    number = costs(members, budget_bytes, speed_objective)[0].number
+    return next(item for item in members if item.number == number)
 
 
-def fastest(members: Sequence[Trial], baseline: Trial | None = None) -> Trial:
+def fastest(
+    members: Sequence[Trial],
+    baseline: Trial | None = None,
+    speed_objective: Objective | None = None,
+) -> Trial:
     """Return the member with the greatest median rate, or the baseline if it is greater still.
 
     A leaner trial may have taken the baseline's place within the noise; what is called fastest
@@ -128,7 +221,7 @@ def fastest(members: Sequence[Trial], baseline: Trial | None = None) -> Trial:
     rivals = list(members)
     if baseline is not None and baseline.feasible and baseline.outcome is Outcome.OK:
         rivals += [baseline] if all(item.source == baseline.source for item in members) else []
-    return min(rivals, key=lambda item: (-_median(item.tokens_per_s), item.number))
+    return min(rivals, key=lambda item: (-speed(item, speed_objective), item.number))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

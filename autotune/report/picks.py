@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from autotune.objectives import DEFAULT_NAMES, Objective
 from autotune.probe import prediction
 from autotune.probe.result import Outcome
+from autotune.report import pareto
+from autotune.report.cells import objective_cell
 from autotune.report.compare import comparable
 from autotune.report.model import SIZE_LIMIT, Report
 from autotune.report.trial import Trial
-from autotune.units import format_gib, format_rate
+from autotune.units import format_gib
 
 FEW = 0.1
 """Share of the candidates below which a search has seen few of them."""
@@ -22,6 +25,7 @@ def pick_notes(report: Report) -> list[str]:
     if not picks:
         return []
     fastest, leanest = report.pick(picks["fastest"]), report.pick(picks["leanest"])
+    speed = report.speed
     rivals = [
         item
         for item in report.trials
@@ -40,28 +44,67 @@ def pick_notes(report: Report) -> list[str]:
         )
     least = min(rivals, key=lambda item: (item.peak_bytes or 0, item.number))
     if (least.peak_bytes or 0) < (leanest.peak_bytes or 0):
-        aside = "and is slower" if _rate(least) < _rate(leanest) else "as good as a tie"
+        slower = _rate(least, speed) < _rate(leanest, speed)
+        aside = "and is slower" if slower else "as good as a tie"
         notes.append(
             f"[leanest] is trial {leanest.number} at {format_gib(leanest.peak_bytes)}: trial"
             f" {least.number}, at {format_gib(least.peak_bytes)}, needs less within the noise"
             f" only, {aside}."
         )
-    first = max(rivals, key=lambda item: (_rate(item), -item.number))
-    if _rate(first) > _rate(fastest):
+    first = max(rivals, key=lambda item: (_rate(item, speed), -item.number))
+    if _rate(first, speed) > _rate(fastest, speed):
         notes.append(
-            f"[fastest] is trial {fastest.number} at {format_rate(_rate(fastest))} tokens/s: trial"
-            f" {first.number}, at {format_rate(_rate(first))}, is faster within the noise only."
+            f"[fastest] is trial {fastest.number} at {objective_cell(fastest, speed)}: trial"
+            f" {first.number}, at {objective_cell(first, speed).removesuffix(f' {speed.unit}')},"
+            " is faster within the noise only."
         )
-    return [*notes, *_predicted_lead(fastest, rivals), *_few_tried(report)]
+    return [
+        *notes,
+        *_predicted_lead(fastest, rivals, speed),
+        *_few_tried(report),
+    ]
 
 
-def _predicted_lead(fastest: Trial, rivals: Sequence[Trial]) -> list[str]:
+def objective_notes(report: Report) -> list[str]:
+    """Return what was optimised, where it is not memory and the rate in tokens."""
+    if set(report.objectives) == set(DEFAULT_NAMES):
+        return []
+    texts = [
+        f"{name.replace('_', ' ')} ({'most' if item.maximize else 'least'})"
+        for name in report.objectives
+        for item in report.known_objectives
+        if item.name == name
+    ]
+    known = {item.name for item in report.known_objectives}
+    texts += [f"{name} (not installed here)" for name in report.objectives if name not in known]
+    plural = "s" if len(texts) > 1 else ""
+    text = f"Objective{plural} of this search: {', '.join(texts)}."
+    if report.speed.name != "tokens_per_s":
+        text += f" [fastest] and [balanced] go by {report.speed.name.replace('_', ' ')}."
+    return [text]
+
+
+def fidelity_notes(report: Report) -> list[str]:
+    """Return which trial has the highest fidelity, where neither the baseline nor [balanced]."""
+    picks = report.picks()
+    number = picks.get("highest-fidelity", report.baseline_number)
+    if number in (report.baseline_number, picks["balanced"]):
+        return []
+    aside = "" if number in report.pareto_numbers else ", which is not of the Pareto set"
+    return [
+        f"Highest fidelity: trial {number}{aside}. `autotune explain RUN --pick highest-fidelity`"
+        " says why."
+    ]
+
+
+def _predicted_lead(fastest: Trial, rivals: Sequence[Trial], speed: Objective) -> list[str]:
     """Return that the order may be another on the card, if predictions are not that good."""
     others = [item for item in rivals if item.number != fastest.number]
     if fastest.source != prediction.SOURCE or not others:
         return []
-    second = max(others, key=lambda item: (_rate(item), -item.number))
-    lead = _rate(fastest) / _rate(second) - 1 if _rate(second) else math.inf
+    second = max(others, key=lambda item: (_rate(item, speed), -item.number))
+    slower = _rate(second, speed)
+    lead = _rate(fastest, speed) / slower - 1 if slower else math.inf
     if not 0 <= lead <= prediction.RATE_ERROR:
         return []
     return [
@@ -84,6 +127,8 @@ def _few_tried(report: Report) -> list[str]:
     ]
 
 
-def _rate(trial: Trial) -> float:
-    rate = trial.tokens_per_s
-    return rate.median if rate is not None else 0.0
+def _rate(trial: Trial, speed: Objective) -> float:
+    try:
+        return pareto.speed(trial, speed)
+    except ValueError:
+        return 0.0

@@ -11,11 +11,18 @@ from rich.text import Text
 
 from autotune.probe import prediction
 from autotune.probe.result import Outcome, covered
-from autotune.report.cells import ending, probe_line, rate, settings, table_row
+from autotune.report.cells import (
+    ending,
+    objective_cell,
+    probe_line,
+    rate,
+    settings,
+    table_row,
+)
 from autotune.report.figures import generation_of
 from autotune.report.makeup import BUDGET_MEANS, makeup_table, timeline_picture
 from autotune.report.model import Report
-from autotune.report.picks import pick_notes
+from autotune.report.picks import fidelity_notes, objective_notes, pick_notes
 from autotune.report.plot import scatter
 from autotune.report.trial import Trial, memory_name
 from autotune.units import counted, format_duration, format_gib
@@ -33,6 +40,17 @@ __all__ = [
 GAP = 2
 DISPENSABLE = ("samples/s", "padding", "epoch")
 """Columns left out, in this order, where the table is too wide."""
+
+COLUMNS = {
+    "tokens_per_s": "tokens/s",
+    "peak_memory": "GiB",
+    "samples_per_s": "samples/s",
+    "epoch_time": "epoch",
+}
+"""Objectives that every table has a column of."""
+
+UNMARKED = ("highest-fidelity",)
+"""Picks that are named below the table: hardly anybody looks for them in it."""
 
 LEGEND = (
     "GiB: peak of the {peak}. tokens/s: {rate}. trained:"
@@ -79,13 +97,21 @@ def pareto_table(report: Report, width: int, members: Sequence[Trial] | None = N
     members = report.pareto if members is None else members
     names: dict[int, list[str]] = {}
     for name, number in report.picks().items():
-        names.setdefault(number, []).append(name)
+        if name not in UNMARKED:
+            names.setdefault(number, []).append(name)
     rows = [table_row(item, report.gain(item)) for item in members]
+    for objective in report.known_objectives:
+        if objective.name not in COLUMNS:
+            for item, row in zip(members, rows, strict=True):
+                row[objective.name] = objective_cell(item, objective)
     if all(item.source == prediction.SOURCE for item in members):
         for row in rows:
             del row["IQR"]  # a prediction has none
+    kept = {COLUMNS.get(name) for name in report.objectives}
     widths = _fit(
-        {key: max(len(row[key]) for row in [*rows, {key: key}]) for key in rows[0]}, width
+        {key: max(len(row[key]) for row in [*rows, {key: key}]) for key in rows[0]},
+        width,
+        [name for name in DISPENSABLE if name not in kept],
     )
     text = Text()
     text.append(_line({key: key for key in widths}, widths) + "\n", style="bold")
@@ -207,7 +233,12 @@ def _recommendation(report: Report, width: int) -> list[Text]:
     rates = f"predicted, {off}" if report.is_predicted else MEASURED_RATE
     legend = Text(_wrap(LEGEND.format(peak=peak, rate=rates), width), style="dim")
     parts = [_titled(title, pareto_table(report, width)).append_text(legend)]
-    notes = [*pick_notes(report), *no_gain(report)]
+    notes = [
+        *objective_notes(report),
+        *pick_notes(report),
+        *fidelity_notes(report),
+        *no_gain(report),
+    ]
     parts += [Text(_wrap(text, width)) for text in notes]
     if any(item.changes for item in members):
         same = report.same_training()
@@ -299,8 +330,8 @@ def _bullets(title: str, lines: Sequence[str], width: int, style: str) -> Text:
     return text
 
 
-def _fit(widths: dict[str, int], width: int) -> dict[str, int]:
-    for name in DISPENSABLE:
+def _fit(widths: dict[str, int], width: int, dispensable: Sequence[str]) -> dict[str, int]:
+    for name in dispensable:
         if sum(widths.values()) + GAP * (len(widths) - 1) > width:
             widths = {key: value for key, value in widths.items() if key != name}
     return widths

@@ -56,6 +56,28 @@ class Refusal(str):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Fidelity:
+    """How faithful a knob's values are to training all weights, exactly, on the data as it is.
+
+    Attributes:
+        order: Values from the most faithful on; those in a tuple of their own are as faithful as
+            each other. A value that is not named comes after all that are.
+        weight: Which knob decides first where candidates differ in several: the one of the
+            greatest weight, of equal ones the first that was registered.
+    """
+
+    order: tuple[Value | tuple[Value, ...], ...]
+    weight: int = 0
+
+    def rank(self, value: Value) -> int:
+        """Return the place of a value in the order; 0 is the most faithful."""
+        for place, item in enumerate(self.order):
+            if value in (item if isinstance(item, tuple) else (item,)):
+                return place
+        return len(self.order)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
     """One setting that may vary: its values, when it applies, what it writes.
 
@@ -99,6 +121,8 @@ class Knob:
             it is run. Rules read them for this machine, exported files name them for another.
         leanest: Values from the one that needs least device memory on, for a candidate that is to
             fit if anything does; ``LEAST`` for the smallest number. Empty to keep to the baseline.
+        fidelity: Which values the pick ``highest-fidelity`` prefers; None if it is all the same to
+            what is learnt, or nobody can say.
         ignored_when_inactive: Whether a pin on an inactive knob is harmless rather than refused.
         pin_needs_active: Whether a pin rules out whatever makes the knob inactive.
     """
@@ -126,6 +150,7 @@ class Knob:
     loads_at_least: Comparison | None = None
     needs: Mapping[Value, tuple[str, ...]] = field(default_factory=dict)
     leanest: tuple[Value, ...] | Literal["least"] = ()
+    fidelity: Fidelity | None = None
     ignored_when_inactive: bool = False
     pin_needs_active: bool = False
 
@@ -251,6 +276,19 @@ def needed_by(candidate: Candidate) -> list[str]:
             plural = "s" if len(needs) > 1 else ""
             found.append(f"the package{plural} {' and '.join(needs)}, for {name}={value}")
     return found
+
+
+def infidelity(candidate: Candidate) -> tuple[int, ...]:
+    """Return how far a candidate is from the most faithful one, knob by knob; less is better.
+
+    Knobs that it does not hold are at their baseline. Compare it with that of other candidates
+    only.
+    """
+    knobs = [(knob, knob.fidelity) for _, knob in registry if knob.fidelity is not None]
+    knobs.sort(key=lambda pair: -pair[1].weight)
+    return tuple(
+        fidelity.rank(candidate.get(knob.name, knob.baseline)) for knob, fidelity in knobs
+    )
 
 
 def at_least(larger: Value, smaller: Value, candidate: Candidate, context: Context) -> bool:

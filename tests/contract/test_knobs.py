@@ -103,6 +103,22 @@ def test_memory_order_is_a_partial_order(knob: Knob, context: Context) -> None:
 
 
 @every_knob
+def test_the_order_of_fidelity_is_of_its_own_values(knob: Knob) -> None:
+    if knob.fidelity is None:
+        return
+    named = [
+        value
+        for item in knob.fidelity.order
+        for value in (item if isinstance(item, tuple) else (item,))
+    ]
+    assert len(set(named)) == len(named)
+    assert set(named) <= set(knob.accepted.values)
+    ranks = [knob.fidelity.rank(value) for value in named]
+    assert ranks == sorted(ranks)
+    assert knob.fidelity.rank("no such value") == len(knob.fidelity.order)
+
+
+@every_knob
 @every_context
 def test_leaner_values_are_its_own(knob: Knob, context: Context) -> None:
     values = knob.values(context)

@@ -134,3 +134,18 @@ def test_a_missing_fact_is_said():
 def test_shares_are_shares(make, share):
     with pytest.raises(UsageError, match="from 0"):
         make(share)
+
+
+def test_names_are_taken_with_dashes_in_any_order_and_once():
+    names = [item.name for item in objectives.named(["epoch-time", "peak_memory", "epoch_time"])]
+    assert names == ["epoch_time", "peak_memory"]
+    assert objectives.named([]) == ()
+    with pytest.raises(UnknownNameError, match="tokens_per_s"):
+        objectives.named(["token-per-s"])
+
+
+def test_a_plug_in_is_taken_by_its_own_name(monkeypatch):
+    name = "energy-per-token"
+    made = objectives.Objective(name, "J", "minimize", lambda item: item.tokens_per_s)
+    monkeypatch.setitem(objectives.registry._entries, name, lambda: made)
+    assert objectives.named([f" {name} "]) == (made,)

@@ -8,7 +8,17 @@ from typing import Any
 
 from autotune.space.context import Context
 from autotune.space.domains import Choice, IntRange, PowerOfTwo, Quantiles, Value
-from autotune.space.knob import LEAST, Candidate, Knob, Refusal, Remedy, add, at_least, loads_alike
+from autotune.space.knob import (
+    LEAST,
+    Candidate,
+    Fidelity,
+    Knob,
+    Refusal,
+    Remedy,
+    add,
+    at_least,
+    loads_alike,
+)
 from autotune.space.lengths import round_up_useful
 from autotune.space.packing import too_few_rows
 
@@ -268,6 +278,8 @@ BATCHING = add(
         refuse=_refuse_batching,
         trains_as=_batching_trains_as,
         loads_at_least=_loads_rows,
+        # Joined and cut anywhere, documents attend to each other.
+        fidelity=Fidelity(order=(tuple(_LAYOUTS)[:-1], "wrapped"), weight=10),
     )
 )
 

@@ -6,7 +6,16 @@ from typing import Any
 
 from autotune.space.context import Context
 from autotune.space.domains import Choice, IntRange, PowerOfTwo, Value
-from autotune.space.knob import LEAST, Candidate, Knob, Refusal, add, at_least, loads_alike
+from autotune.space.knob import (
+    LEAST,
+    Candidate,
+    Fidelity,
+    Knob,
+    Refusal,
+    add,
+    at_least,
+    loads_alike,
+)
 from autotune.space.knobs.packages import missing
 from autotune.space.weights import excess, remedies, smallest_dtype
 
@@ -216,6 +225,7 @@ ADAPTATION = add(
         needs=_ADAPTATION_NEEDS,
         loads_at_least=_loads_adaptation,
         leanest=("lora_4bit_nested", "lora_4bit", "lora_8bit", "lora"),
+        fidelity=Fidelity(order=tuple(_ADAPTATIONS), weight=40),
     )
 )
 
@@ -275,6 +285,7 @@ DTYPE = add(
         refuse=_refuse_dtype,
         loads_at_least=_loads_dtype,
         leanest=("bfloat16", "float16"),
+        fidelity=Fidelity(order=("float32", ("bfloat16", "float16")), weight=30),
     )
 )
 
@@ -303,5 +314,13 @@ OPTIM = add(
         # Optimizers make their states in the first step.
         loads_at_least=loads_alike,
         leanest=("adamw_8bit", "paged_adamw_8bit", "adafactor"),
+        fidelity=Fidelity(
+            order=(
+                ("adamw_torch_fused", "adamw_torch"),
+                ("adamw_8bit", "paged_adamw_8bit"),
+                "adafactor",
+            ),
+            weight=20,
+        ),
     )
 )

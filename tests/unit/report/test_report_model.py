@@ -119,7 +119,7 @@ def test_an_unknown_pick(name):
     with pytest.raises(UnknownNameError, match="unknown trial") as caught:
         make_report(mixed_trials()).pick(name)
     assert caught.value.hint == (
-        "Give fastest, leanest, balanced, or the number of a trial: 0 to 8."
+        "Give fastest, leanest, balanced, highest-fidelity, or the number of a trial: 0 to 8."
     )
 
 
@@ -130,7 +130,10 @@ def test_an_unknown_pick_names_the_numbers_there_are():
     assert caught.value.hint.endswith("a trial: 0 to 2, 5, 7 to 8.")
     with pytest.raises(UnknownNameError) as caught:
         make_report([]).pick(3)
-    assert caught.value.hint == "Give fastest, leanest, balanced, once a trial has ended."
+    assert (
+        caught.value.hint
+        == "Give fastest, leanest, balanced, highest-fidelity, once a trial has ended."
+    )
 
 
 def test_no_feasible_trial_names_the_closest():

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from report_factory import make_failure, make_measurement, make_result, make_trial
 
-from autotune.objectives import Objective, peak_memory, samples_per_s, tokens_per_s
+from autotune.objectives import Objective, epoch_time, peak_memory, samples_per_s, tokens_per_s
 from autotune.probe.result import Interval
 from autotune.report.pareto import (
     balanced,
@@ -178,3 +178,16 @@ def test_balanced_of_one_and_of_none():
     assert balanced([make_trial(1)]).number == 1
     with pytest.raises(ValueError, match="empty"):
         balanced([])
+
+
+def test_what_has_no_value_of_an_objective_is_left_out():
+    whole = make_trial(0, 500, 4)
+    short = make_trial(1, 1000, 4, measurement_values={"rows_per_epoch": 0.0})
+    chosen = [epoch_time()]
+    assert [item.number for item in pareto_set([whole, short], chosen)] == [0]
+    assert [item.number for item in pareto_set([whole, short])] == [1]
+
+
+def test_of_one_objective_the_best_and_of_the_tied_the_leanest():
+    trials = [make_trial(0, 1000, 9), make_trial(1, 1005, 5), make_trial(2, 700, 2)]
+    assert [item.number for item in pareto_set(trials, [tokens_per_s()])] == [1]
