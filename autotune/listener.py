@@ -48,6 +48,13 @@ class Listener(Protocol):
         """Hear of a finished or confirmed trial; ``report`` is current."""
         ...
 
+    def on_screen(self, num_done: int, num_all: int) -> None:
+        """Hear how many candidates were predicted before they are probed, and of how many.
+
+        It is heard at the start, after each prediction, and at the end with all that were made.
+        """
+        ...
+
     def on_confirm(self, numbers: Sequence[int]) -> None:
         """Hear that the finalists are probed again."""
         ...
@@ -67,6 +74,9 @@ class Silent:
         """Do nothing."""
 
     def on_trial(self, trial: Trial, report: Report) -> None:
+        """Do nothing."""
+
+    def on_screen(self, num_done: int, num_all: int) -> None:
         """Do nothing."""
 
     def on_confirm(self, numbers: Sequence[int]) -> None:

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from autotune import export, objectives
+from autotune import export, lessons, objectives
 from autotune.devices import host
 from autotune.errors import AutotuneError, JournalError
 from autotune.executors.base import Executor
@@ -31,6 +31,7 @@ from autotune.report.model import SIZE_LIMIT, Report, probe_work_s
 from autotune.report.pareto import pareto_set
 from autotune.report.trial import Trial
 from autotune.runfolder import RunFolder
+from autotune.screen import Screening
 from autotune.search import samplers
 from autotune.search.storage import check_storage
 from autotune.search.study import Study
@@ -53,6 +54,9 @@ class Tuner:
         sampler: ``auto`` or one of Optuna's: ``tpe``, ``nsgaii``, ``gp``, ``random``, ``grid``.
         study: Optuna storage URL or journal file; by default a journal in the run folder.
         resume: Go on with the search in ``run_dir``.
+        learn_from: Folders of earlier searches on this device, of this or another model, of which
+            the sampler learns how far predictions are off.
+        learn_anyway: Learn from them even if device, versions or trainer differ.
         listener: Hears of progress.
         command: The command line to record; a password in it is masked.
         **request: Further fields of :class:`autotune.plan.Request`, such as ``device``,
@@ -72,6 +76,8 @@ class Tuner:
         sampler: str = "auto",
         study: str | None = None,
         resume: bool = False,
+        learn_from: Sequence[str | Path] = (),
+        learn_anyway: bool = False,
         listener: Listener | None = None,
         command: str = "",
         **request: Any,
@@ -80,6 +86,8 @@ class Tuner:
         self.request = Request(model=model, dataset=dataset, space=found, **request)
         samplers.resolve(sampler, num_trials=None, space_size=0)
         self.folder = RunFolder(run_dir if run_dir is not None else default_run_dir(model))
+        self._learn_from = lessons.check_folders(learn_from, self.folder)
+        self._learn_anyway = learn_anyway
         self._objectives = tuple(objectives) or _default_objectives()
         self._extra_constraints = tuple(constraints)
         self._executor = executor
@@ -130,6 +138,7 @@ class Tuner:
         budget = earlier.get("budget_bytes")
         with self._scratch() as (folder, executor):
             plan = make_plan(self.request, folder, executor, budget_bytes=budget)
+        self._learn(plan)
         if self._resume:
             self.folder.check_identity(plan.identity())
             load_trials(self.folder)
@@ -188,6 +197,7 @@ class Tuner:
         )
         if self._resume:
             self.folder.check_identity(plan.identity())
+        learnt = self._learn(plan)
         run_id = str(earlier.get("run_id") or uuid.uuid4().hex)
         study, sampler = self._open_study(plan, budget, run_id)
         if not self._resume:
@@ -203,13 +213,27 @@ class Tuner:
             on_probe=self._listener.on_probe,
             on_trial=lambda trial: heard(trial),
         )
-        wall_before = (
-            float(_previous(self.folder).get("wall_time_s", 0.0)) if self._resume else 0.0
+        previous = _previous(self.folder) if self._resume else {}
+        wall_before = float(previous.get("wall_time_s", 0.0))
+        screening = Screening(
+            plan,
+            self.folder,
+            self._objectives,
+            earlier=previous.get("screening"),
+            on_screen=self._listener.on_screen,
         )
 
         def publish(**state: Any) -> Report:
             wall = wall_before + time.monotonic() - started
-            self._report = self._make_report(plan, loop, sampler, wall_time_s=wall, **state)
+            self._report = self._make_report(
+                plan,
+                loop,
+                sampler,
+                wall_time_s=wall,
+                notices=(*plan.notices, *learnt.notices, *screening.notices),
+                screening=screening.summary,
+                **state,
+            )
             self._report.save(self.folder.report_file)
             export.write_configs(self._report, self.folder.configs)
             return self._report
@@ -220,6 +244,10 @@ class Tuner:
         self._listener.on_plan(plan, budget)
         study.close_abandoned()
         try:
+            if study.wants_guesses and not plan.context.device.is_virtual:
+                loop.run(1, deadline)  # the baseline: what a probe takes is known then
+                screening.run(executor, loop.trials, budget.trials, budget.wall_time_s, deadline)
+                study.inform(screening.guesses(), learnt.lessons)
             loop.run(budget.trials, deadline)
             grace = None if deadline is None else deadline + budget_grace(budget)
             finalists = [item.number for item in loop.unconfirmed()]
@@ -242,6 +270,9 @@ class Tuner:
         report = publish(finished=True)
         self.folder.clear_work()
         return report
+
+    def _learn(self, plan: Plan) -> lessons.Learnt:
+        return lessons.learn(self._learn_from, plan, self._objectives, anyway=self._learn_anyway)
 
     @contextlib.contextmanager
     def _open_executor(self, folder: RunFolder) -> Iterator[Executor]:
@@ -308,6 +339,8 @@ class Tuner:
         sampler: str,
         *,
         wall_time_s: float,
+        notices: tuple[str, ...],
+        screening: Mapping[str, Any],
         finished: bool = False,
         interrupted: bool = False,
     ) -> Report:
@@ -348,7 +381,7 @@ class Tuner:
                 (f"{name}={value}", reason) for name, value, reason in plan.space.removed
             ),
             lean_pins=plan.lean_pins,
-            notices=plan.notices,
+            notices=notices,
             warnings=report_warnings.collect(
                 loop.trials, pareto=numbers, resume_with=self.resume_command
             ),
@@ -362,6 +395,7 @@ class Tuner:
             num_slots=loop.num_slots,
             command=self._command,
             script=plan.script,
+            screening=screening,
         )
 
 

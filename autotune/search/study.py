@@ -19,6 +19,7 @@ from autotune.differences import differences
 from autotune.errors import StudyMismatchError
 from autotune.probe.result import Outcome
 from autotune.search import samplers
+from autotune.search.guess import Guess, Lesson
 from autotune.search.storage import open_storage, recording
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -88,6 +89,15 @@ class Study:
         # A resumed run, or another host's, must not draw the candidates of the first one again.
         seed = (seed + len(self._study.get_trials(deepcopy=False))) % 2**32
         self._study.sampler = samplers.build(sampler, seed=seed, num_trials=num_trials)
+        self._sampler_name = sampler
+
+    @property
+    def wants_guesses(self) -> bool:
+        """Whether the sampler learns from what is predicted; see :meth:`inform`."""
+        return self._sampler_name == "learned"
+
+    def inform(self, guesses: Sequence[Guess], lessons: Sequence[Lesson] = ()) -> None:
+        """Hand the sampler what is predicted, and how far earlier predictions were off."""
 
     def _check_identity(self, identity: Mapping[str, Any]) -> None:
         known = self._study.user_attrs.get("identity")
