@@ -104,7 +104,8 @@ class Screening:
         folder: Every prediction is recorded there, and none is made twice.
         objectives: What is predicted, in the study's order.
         earlier: What an interrupted part of the same search reported of its screening.
-        open_executor: Opens the executor of virtual devices; it is closed after use.
+        open_executor: Opens the executor of virtual devices, which is closed after use; by
+            default subprocesses.
         on_screen: Called with the number of predictions made and the number of candidates, at
             the start, after each prediction and at the end.
     """
@@ -116,14 +117,14 @@ class Screening:
         objectives: Sequence[Objective],
         *,
         earlier: Mapping[str, Any] | None = None,
-        open_executor: Callable[[str, Plan, RunFolder], Executor] = open_virtual,
+        open_executor: Callable[[str, Plan, RunFolder], Executor] | None = None,
         on_screen: Callable[[int, int], None] = lambda num_done, num_all: None,
     ) -> None:
         self.notices: tuple[str, ...] = ()
         self._plan = plan
         self._folder = folder
         self._objectives = tuple(objectives)
-        self._open_executor = open_executor
+        self._open_executor = open_executor or open_virtual
         self._on_screen = on_screen
         self._file = folder.path / screened.FILE_NAME
         known = screened.read(self._file)
@@ -413,7 +414,7 @@ class Screening:
             outcome=result.outcome,
             values=values,
             peak_bytes=peak_bytes,
-            time_s=result.timeline.total_s,
+            time_s=_work_s(result),
         )
         screened.append(self._file, prediction)
         self._known[waiting.digest] = prediction
@@ -445,6 +446,12 @@ def _time_s(trial: Trial | None) -> float | None:
     if trial is None or not trial.results:
         return None
     return trial.results[-1].timeline.total_s
+
+
+def _work_s(result: ProbeResult) -> float | None:
+    """Return a probe's time without that of starting the process that it was forked from."""
+    line = result.timeline
+    return None if line.total_s is None else line.total_s - (line.start_s or 0.0)
 
 
 def _loaded_bytes(baseline: Trial) -> int | None:

@@ -215,6 +215,7 @@ class Tuner:
         )
         previous = _previous(self.folder) if self._resume else {}
         wall_before = float(previous.get("wall_time_s", 0.0))
+        unused = _unused(study, plan) if self._learn_from else ()
         screening = Screening(
             plan,
             self.folder,
@@ -230,7 +231,7 @@ class Tuner:
                 loop,
                 sampler,
                 wall_time_s=wall,
-                notices=(*plan.notices, *learnt.notices, *screening.notices),
+                notices=(*plan.notices, *(unused or learnt.notices), *screening.notices),
                 screening=screening.summary,
                 **state,
             )
@@ -430,6 +431,17 @@ def _study_name(plan: Plan) -> str:
     digest = hashlib.sha256(text.encode()).hexdigest()[:8]
     model = sources.short_name(plan.request.model)
     return f"autotune-{model}-{plan.request.trainer}-{digest}"
+
+
+def _unused(study: Study, plan: Plan) -> tuple[str, ...]:
+    """Return a notice where nothing takes what earlier runs teach; empty if the sampler does."""
+    if not study.wants_guesses:
+        text = "Nothing was learnt from earlier runs: give --sampler learned, which does."
+        return (text,)
+    if plan.context.device.is_virtual:
+        text = "Nothing was learnt from earlier runs: they correct predictions of a real device."
+        return (text,)
+    return ()
 
 
 def _was_interrupted(error: BaseException) -> bool:
