@@ -51,7 +51,8 @@ class Listener(Protocol):
     def on_screen(self, num_done: int, num_all: int) -> None:
         """Hear how many candidates were predicted before they are probed, and of how many.
 
-        It is heard at the start, after each prediction, and at the end with all that were made.
+        It is heard at the start and after each prediction. Both are alike once, at the end, which
+        may be early.
         """
         ...
 

@@ -107,7 +107,7 @@ class Screening:
         open_executor: Opens the executor of virtual devices, which is closed after use; by
             default subprocesses.
         on_screen: Called with the number of predictions made and the number of candidates, at
-            the start, after each prediction and at the end.
+            the start and after each prediction; at an early end with both alike.
     """
 
     def __init__(
@@ -313,7 +313,8 @@ class Screening:
         finally:
             executor.shutdown()
             shutil.rmtree(self._place, ignore_errors=True)
-            self._on_screen(len(self._known), len(self._known))
+            if len(self._known) < num_all:
+                self._on_screen(len(self._known), len(self._known))
 
     def _run_all(
         self,

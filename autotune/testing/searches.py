@@ -20,7 +20,7 @@ ENVIRONMENT: Mapping[str, Any] = {"packages": {"torch": "2.13.0"}, "python": "3.
 
 
 def make_answers(context: Context | None = None) -> dict[str, Any]:
-    """Return what the worker's tasks (``describe``, ``prepare``, ``rates``) answer in ``context``."""
+    """Return what the worker answers where ``context`` holds: ``describe``, ``prepare`` ..."""
     context = context or make_context()
     return {
         "describe": {

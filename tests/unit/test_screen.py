@@ -94,6 +94,7 @@ def test_a_small_space_is_predicted_as_a_whole_baseline_and_leanest_first(run: P
     assert guesses[1].candidate == stage.plan.space.leanest
     assert stage.heard[0] == (0, size)
     assert stage.heard[-1] == (size, size)
+    assert sum(done == of for done, of in stage.heard) == 1
     assert stage.opened[0].is_shut_down
     assert stage.screening.notices == ()
     assert not (stage.folder.work / "screening").exists()
@@ -218,6 +219,8 @@ def test_time_that_is_used_up_ends_it(run: Path, monkeypatch: pytest.MonkeyPatch
     allowed = 0.1 * 10 * total_s
     assert 0 < len(stage.specs) < stage.plan.space.size()
     assert stage.screening.spent_s <= allowed
+    assert stage.heard[-1] == (len(stage.specs), len(stage.specs))
+    assert sum(done == of for done, of in stage.heard) == 1
     assert stage.opened[0].is_shut_down
 
 
