@@ -306,9 +306,9 @@ class Screening:
         known = [item.candidate for item in self._known.values()]
         order = spread(first, others, known=known, seed=self._plan.request.seed)
         num_all = len(first) + len(others) + len(known)
-        self._on_screen(len(known), num_all)
         executor = self._open_executor(device, self._plan, self._folder)
         try:
+            self._on_screen(len(known), num_all)
             return self._run_all(executor, card, device, order, deadline_s, num_all)
         finally:
             executor.shutdown()

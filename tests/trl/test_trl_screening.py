@@ -19,7 +19,7 @@ from autotune.virtual import cards
 
 pytestmark = pytest.mark.trl
 
-BOUND = 0.35
+BOUND = 0.25
 """What the predicted peak may differ by. A process on the CPU holds more than its tensors, such as
 what oneDNN keeps of every product; that is not predicted, and the sampler corrects for it."""
 
@@ -62,9 +62,9 @@ def test_predicted_peaks_are_near_those_of_probes(
     assert len(guesses) == plan.space.size()
     for guess, result in zip(guesses, measured, strict=False):
         assert result.measurement is not None
-        print("peaks", guess.values, result.measurement.peak_bytes, result.measurement.tokens_per_s, result.timeline)
         assert guess.values[0] == pytest.approx(result.measurement.peak_bytes, rel=BOUND)
         assert guess.values[1] is not None
         assert guess.values[1] > 0
-    # The leanest of all is predicted to be that.
-    assert guesses[1].values[0] == min(guess.values[0] or math.inf for guess in guesses)
+    peaks = [result.measurement.peak_bytes for result in measured if result.measurement]
+    by_guess = sorted((0, 1), key=lambda index: guesses[index].values[0] or 0.0)
+    assert by_guess == sorted((0, 1), key=lambda index: peaks[index])
