@@ -222,6 +222,8 @@ class Screening:
             return "the time of the baseline's probe is not known"
         size = self._plan.space.size(MAX_CANDIDATES)
         planned = size if num_trials is None else min(num_trials, size)
+        if sum(trial.num_probes > 0 for trial in trials) >= planned:
+            return ""  # there is nothing left to choose
         allowed = allowance_s(
             probe_s,
             num_trials=planned,
@@ -229,8 +231,11 @@ class Screening:
             slots=executor.slots,
             spent_s=self._spent_s,
         )
+        end_s = started + allowed
         if deadline_s is not None:
-            allowed = min(allowed, deadline_s - started)
+            end_s = min(end_s, deadline_s)
+        if allowed > START_S >= end_s - started:
+            return "the time of the search is nearly used up"
         if allowed <= START_S:
             # What an interrupted part has predicted is used all the same.
             return "" if self._known else _too_short(max(allowed, 0.0))
@@ -240,7 +245,7 @@ class Screening:
         card = self._card(executor, baseline)
         if card is None:
             return "nothing is known of a card with so little memory"
-        return self._predict(card, first, others, started + allowed)
+        return self._predict(card, first, others, end_s)
 
     def _card(self, executor: Executor, baseline: Trial) -> Card | None:
         """Return the stand-in, the one that earlier predictions of this search are for if any."""

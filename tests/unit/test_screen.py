@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -202,6 +203,15 @@ def test_too_short_a_search_predicts_nothing_and_says_so(
     assert stage.screening.summary == {}
     (notice,) = stage.screening.notices
     assert "10% of the time that the probes should take" in notice
+
+
+def test_a_search_that_is_over_or_nearly_so_predicts_nothing(run: Path) -> None:
+    stage = Stage(run)
+    stage.run(num_trials=1, wall_time_s=9999.0)
+    assert stage.screening.notices == ()
+    stage.run(num_trials=99, wall_time_s=9999.0, deadline_s=time.monotonic() + 1.0)
+    assert "nearly used up" in stage.screening.notices[0]
+    assert stage.opened == []
 
 
 def test_time_that_is_used_up_ends_it(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
