@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
+from autotune.devices import host
 from autotune.errors import UsageError
 from autotune.probe.result import Measurement, MemoryPeak
 from autotune.space.context import DeviceInfo
@@ -110,19 +111,36 @@ def cpu_context_bytes(loaded_bytes: int | None, weights_bytes: int) -> int:
 def as_measured(kind: str, measurement: Measurement, card: Card) -> Measurement:
     """Return a prediction as a probe on the real device would have measured it.
 
-    On a CPU what counts is the resident size: live tensors, since no allocator keeps freed ones,
-    and what the process holds anyway.
+    On a CPU what counts is the resident size: live tensors, what glibc keeps of freed ones, and
+    what the process holds anyway.
+
+    Args:
+        kind: Of the real device.
+        measurement: On the card that stands for it.
+        card: That card.
     """
     if kind != "cpu":
         return measurement
     phases = {
         name: MemoryPeak(
             allocated_bytes=peak.allocated_bytes,
-            resident_bytes=(peak.allocated_bytes or 0) + card.context_bytes,
+            resident_bytes=_resident_bytes(peak) + card.context_bytes,
         )
         for name, peak in measurement.phases.items()
     }
     return replace(measurement, device_kind="cpu", phases=phases)
+
+
+def _resident_bytes(peak: MemoryPeak) -> int:
+    """Return what tensors take of a process on the CPU.
+
+    With the settings that probes and exported files carry, a tensor is taken from the top of the
+    heap if that has room, whatever its size, and the heap shrinks only once so much of it is free.
+    Up to there it keeps freed blocks as a caching allocator does.
+    """
+    live = peak.allocated_bytes or 0
+    kept = max((peak.reserved_bytes or 0) - live, 0)
+    return live + min(kept, int(host.MALLOC_ENV["MALLOC_TRIM_THRESHOLD_"]))
 
 
 def as_toml(card: Card) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -139,5 +140,10 @@ def test_a_prediction_counts_as_the_device_would_have_measured_it() -> None:
     )
     assert standin.as_measured("cuda", predicted, card).peak_bytes == 1100
     on_cpu = standin.as_measured("cpu", predicted, card)
-    assert on_cpu.peak_bytes == 300 + 500
+    assert on_cpu.peak_bytes == 600 + 500
+    kept = replace(
+        predicted, phases={"load": MemoryPeak(allocated_bytes=GIB, reserved_bytes=2 * GIB)}
+    )
+    # No more than the heap keeps before it shrinks.
+    assert standin.as_measured("cpu", kept, card).peak_bytes == GIB + (256 << 20) + 500
     assert on_cpu.tokens_per_s == predicted.tokens_per_s
