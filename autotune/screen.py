@@ -188,6 +188,11 @@ class Screening:
         started = time.monotonic()
         try:
             reason = self._run(executor, trials, num_trials, wall_time_s, deadline_s)
+        except OSError as error:
+            raise JournalError(
+                f"{self._folder.work} cannot be written: {error.strerror or error}.",
+                hint="Free space on the disk and continue with --resume.",
+            ) from error
         except JournalError:
             raise
         except AutotuneError as error:

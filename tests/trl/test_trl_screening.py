@@ -19,7 +19,7 @@ from autotune.virtual import cards
 
 pytestmark = pytest.mark.trl
 
-BOUND = 0.25
+BOUND = 0.2
 """What the predicted peak may differ by. A process on the CPU holds more than its tensors, such as
 what oneDNN keeps of every product; that is not predicted, and the sampler corrects for it."""
 
@@ -32,7 +32,7 @@ def test_predicted_peaks_are_near_those_of_probes(
     plan = plan_of(
         executor, tmp_path / "run", model, data, space="demo", pins=pins, global_batch=4
     )
-    candidates = (plan.space.baseline, plan.space.leanest)
+    candidates = (plan.space.baseline, {**plan.space.baseline, "checkpointing": "none"})
     measured = [
         probe(executor, plan, tmp_path / f"probe-{number}", candidate, first_worst_steps=1)
         for number, candidate in enumerate(candidates)
@@ -60,11 +60,14 @@ def test_predicted_peaks_are_near_those_of_probes(
     assert all(0.001 < rate < 100 and math.isfinite(rate) for rate in card.tflops.values())
     guesses = screening.guesses()
     assert len(guesses) == plan.space.size()
-    for guess, result in zip(guesses, measured, strict=False):
+    by_candidate = {plan.space.digest(dict(item.candidate)): item for item in guesses}
+    peaks, rates = [], []
+    for candidate, result in zip(candidates, measured, strict=True):
+        peak, rate = by_candidate[plan.space.digest(candidate)].values
         assert result.measurement is not None
-        assert guess.values[0] == pytest.approx(result.measurement.peak_bytes, rel=BOUND)
-        assert guess.values[1] is not None
-        assert guess.values[1] > 0
-    peaks = [result.measurement.peak_bytes for result in measured if result.measurement]
-    by_guess = sorted((0, 1), key=lambda index: guesses[index].values[0] or 0.0)
-    assert by_guess == sorted((0, 1), key=lambda index: peaks[index])
+        assert peak == pytest.approx(result.measurement.peak_bytes, rel=BOUND)
+        peaks.append(peak or 0.0)
+        rates.append(rate or 0.0)
+    # Without checkpointing it takes more and is faster.
+    assert 0 < peaks[0] < peaks[1]
+    assert 0 < rates[0] < rates[1]
