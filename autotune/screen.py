@@ -255,7 +255,13 @@ class Screening:
     def _card(self, executor: Executor, baseline: Trial) -> Card | None:
         """Return the stand-in, the one that earlier predictions of this search are for if any."""
         if self._stand_in is not None:
-            return Card(**{**self._stand_in, "aliases": ()})
+            try:
+                return Card(**{**self._stand_in, "aliases": ()})
+            except TypeError as error:
+                raise JournalError(
+                    f"{self._file} does not say for which card it predicts: {error}.",
+                    hint="Delete the file: what it predicts is predicted again.",
+                ) from error
         device = self._plan.context.device
         if device.kind == "cpu":
             request = {"process_env": host.process_env("cpu", self._plan.context.num_processes)}

@@ -192,6 +192,14 @@ def test_a_damaged_record_is_an_error_that_names_the_line(run: Path) -> None:
         stage.again()
 
 
+def test_a_card_that_cannot_be_understood_is_an_error(run: Path) -> None:
+    plan = make_fake_plan(run)
+    screened.append_stand_in(run / screened.FILE_NAME, {"name": "a card"})
+    stage = Stage(run, plan)
+    with pytest.raises(JournalError, match="for which card"):
+        stage.run()
+
+
 @pytest.mark.parametrize("limits", [{"num_trials": 3}, {"num_trials": 99, "wall_time_s": 30.0}])
 def test_too_short_a_search_predicts_nothing_and_says_so(
     run: Path, limits: dict[str, Any]
