@@ -56,6 +56,14 @@ class Listener(Protocol):
         """Hear of a finished or confirmed trial; ``report`` is current."""
         ...
 
+    def on_screen(self, num_done: int, num_all: int) -> None:
+        """Hear how many candidates were predicted before they are probed, and of how many.
+
+        It is heard at the start and after each prediction. Both are alike once, at the end, which
+        may be early.
+        """
+        ...
+
     def on_confirm(self, numbers: Sequence[int]) -> None:
         """Hear that the finalists are probed again."""
         ...
@@ -75,6 +83,9 @@ class Silent:
         """Do nothing."""
 
     def on_trial(self, trial: Trial, report: Report) -> None:
+        """Do nothing."""
+
+    def on_screen(self, num_done: int, num_all: int) -> None:
         """Do nothing."""
 
     def on_confirm(self, numbers: Sequence[int]) -> None:

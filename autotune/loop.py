@@ -18,7 +18,7 @@ from autotune.probe.result import Outcome, ProbeResult
 from autotune.probe.spec import ProbeSpec
 from autotune.report import pareto
 from autotune.report.compare import closest_first
-from autotune.report.pareto import pareto_set
+from autotune.report.pareto import pareto_set, thinned
 from autotune.report.trial import Trial
 from autotune.runfolder import RunFolder
 from autotune.search.study import Proposal, Study
@@ -186,14 +186,7 @@ class SearchLoop:
 
     def finalists(self) -> list[Trial]:
         """Return the Pareto set, thinned evenly by memory to at most eight members."""
-        members = sorted(
-            pareto_set(self.trials, self._objectives), key=lambda trial: trial.peak_bytes or 0
-        )
-        if len(members) <= MAX_FINALISTS:
-            return members
-        last = len(members) - 1
-        chosen = {round(index * last / (MAX_FINALISTS - 1)) for index in range(MAX_FINALISTS)}
-        return [members[index] for index in sorted(chosen)]
+        return thinned(pareto_set(self.trials, self._objectives), MAX_FINALISTS)
 
     @property
     def num_slots(self) -> int:

@@ -10,11 +10,10 @@ import shlex
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from autotune import export, objectives
+from autotune import composing, export, lessons, objectives
 from autotune.devices import host
 from autotune.errors import AutotuneError, JournalError
 from autotune.executors.base import Executor
@@ -26,13 +25,12 @@ from autotune.masking import masked_command
 from autotune.objectives import Constraint, Objective
 from autotune.plan import Plan, Request, make_plan, make_profile
 from autotune.probe import journal, sources
-from autotune.report import warnings as report_warnings
-from autotune.report.lengths import equal_bins
-from autotune.report.model import SIZE_LIMIT, Report, probe_work_s
-from autotune.report.pareto import pareto_set
+from autotune.report.model import SIZE_LIMIT, Report
 from autotune.report.trial import Trial
 from autotune.runfolder import RunFolder
+from autotune.screen import Screening
 from autotune.search import samplers
+from autotune.search.pool import pool
 from autotune.search.storage import check_storage
 from autotune.search.study import Study
 from autotune.space.context import DataProfile
@@ -55,6 +53,9 @@ class Tuner:
         sampler: ``auto`` or one of Optuna's: ``tpe``, ``nsgaii``, ``gp``, ``random``, ``grid``.
         study: Optuna storage URL or journal file; by default a journal in the run folder.
         resume: Go on with the search in ``run_dir``.
+        learn_from: Folders of earlier searches on this device, of this or another model, of which
+            the sampler learns how far predictions are off.
+        learn_anyway: Learn from them even if device, versions or trainer differ.
         listener: Hears of progress.
         command: The command line to record; a password in it is masked.
         shared: Folder whose ``work`` takes the tokenised rows where several searches share them;
@@ -76,6 +77,8 @@ class Tuner:
         sampler: str = "auto",
         study: str | None = None,
         resume: bool = False,
+        learn_from: Sequence[str | Path] = (),
+        learn_anyway: bool = False,
         listener: Listener | None = None,
         command: str = "",
         shared: RunFolder | None = None,
@@ -85,6 +88,8 @@ class Tuner:
         self.request = Request(model=model, dataset=dataset, space=found, **request)
         samplers.resolve(sampler, num_trials=None, space_size=0)
         self.folder = RunFolder(run_dir if run_dir is not None else default_run_dir(model))
+        self._learn_from = lessons.check_folders(learn_from, self.folder)
+        self._learn_anyway = learn_anyway
         self._objectives = tuple(objectives) or _default_objectives()
         self._extra_constraints = tuple(constraints)
         self._executor = executor
@@ -127,6 +132,7 @@ class Tuner:
         with self._scratch() as (folder, executor):
             data = self._shared or folder
             plan = make_plan(self.request, data, executor, budget_bytes=budget)
+        self._learn(plan)
         if self._resume:
             self.folder.check_identity(self._identity(plan))
             load_trials(self.folder)
@@ -184,6 +190,7 @@ class Tuner:
         plan = make_plan(self.request, data, executor, budget_bytes=budget_bytes)
         if self._resume:
             self.folder.check_identity(self._identity(plan))
+        learnt = self._learn(plan)
         run_id = str(earlier.get("run_id") or uuid.uuid4().hex)
         study, sampler = self._open_study(plan, budget, run_id)
         if not self._resume:
@@ -198,14 +205,39 @@ class Tuner:
             trials=load_trials(self.folder),
             on_probe=self._listener.on_probe,
             on_trial=lambda trial: heard(trial),
+            min_gain=budget.min_gain,
         )
-        wall_before = (
-            float(_previous(self.folder).get("wall_time_s", 0.0)) if self._resume else 0.0
+        previous = _previous(self.folder) if self._resume else {}
+        wall_before = float(previous.get("wall_time_s", 0.0))
+        unused = _unused(study, plan) if self._learn_from else ()
+        screening = Screening(
+            plan,
+            self.folder,
+            self._objectives,
+            earlier=previous.get("screening"),
+            on_screen=self._listener.on_screen,
         )
 
         def publish(**state: Any) -> Report:
             wall = wall_before + time.monotonic() - started
-            self._report = self._make_report(plan, loop, sampler, wall_time_s=wall, **state)
+            self._report = composing.compose(
+                plan,
+                loop.trials,
+                self._objectives,
+                sampler=sampler,
+                wall_time_s=wall,
+                num_slots=loop.num_slots,
+                notices=(
+                    *plan.notices,
+                    *(unused or learnt.notices),
+                    *screening.notices,
+                    *settled_notice(loop, budget),
+                ),
+                screening=screening.summary,
+                command=self._command,
+                resume_with=self.resume_command,
+                **state,
+            )
             self._report.save(self.folder.report_file)
             export.write_configs(self._report, self.folder.configs)
             return self._report
@@ -216,6 +248,10 @@ class Tuner:
         self._listener.on_plan(plan, budget)
         study.close_abandoned()
         try:
+            if study.wants_guesses and not plan.context.device.is_virtual:
+                loop.run(1, deadline)  # the baseline: what a probe takes is known then
+                screening.run(executor, loop.trials, budget.trials, budget.wall_time_s, deadline)
+                study.inform(screening.guesses(), learnt.lessons)
             loop.run(budget.trials, deadline)
             grace = None if deadline is None else deadline + budget_grace(budget)
             finalists = [item.number for item in loop.unconfirmed()]
@@ -238,6 +274,9 @@ class Tuner:
         report = publish(finished=True)
         self.folder.clear_work()
         return report
+
+    def _learn(self, plan: Plan) -> lessons.Learnt:
+        return lessons.learn(self._learn_from, plan, self._objectives, anyway=self._learn_anyway)
 
     @contextlib.contextmanager
     def _open_executor(self, folder: RunFolder) -> Iterator[Executor]:
@@ -274,6 +313,7 @@ class Tuner:
             num_trials=budget.trials,
             identity=identity,
             owner=run_id,
+            candidates=lambda: pool(plan.space, seed=self.request.seed),
         )
         return study, sampler
 
@@ -295,77 +335,13 @@ class Tuner:
             self._identity(plan),
             {
                 "run_id": run_id,
-                "created_at": _now(),
+                "created_at": composing.now(),
                 "budget_bytes": plan.budget_bytes,
                 "budget_source": plan.budget_source,
                 "command": self._command,
                 "config": dict(plan.base_config),
-                "versions": _versions(plan.environment),
+                "versions": composing.versions(plan.environment),
             },
-        )
-
-    def _make_report(
-        self,
-        plan: Plan,
-        loop: SearchLoop,
-        sampler: str,
-        *,
-        wall_time_s: float,
-        finished: bool = False,
-        interrupted: bool = False,
-    ) -> Report:
-        members = pareto_set(loop.trials, self._objectives)
-        numbers = tuple(trial.number for trial in members)
-        data = plan.context.data
-        return Report(
-            trainer=plan.request.trainer,
-            model=plan.request.model,
-            dataset=plan.request.dataset,
-            trials=tuple(sorted(loop.trials, key=lambda trial: trial.number)),
-            pareto_numbers=numbers,
-            created_at=_now(),
-            finished=finished,
-            interrupted=interrupted,
-            device=plan.context.device.to_dict(),
-            model_facts=plan.context.model.to_dict(),
-            data={
-                "format": data.format,
-                "fingerprint": data.fingerprint,
-                "num_rows": data.num_rows,
-                "num_empty_rows": data.num_empty_rows,
-                "num_tokens": data.num_tokens,
-                "num_loss_tokens": data.num_loss_tokens,
-                "longest": data.longest,
-                "mean_length": data.mean_length,
-                "median_length": data.quantile(0.5),
-                "length_counts": equal_bins(data.length_counts),
-            },
-            budget_bytes=plan.budget_bytes,
-            budget_source=plan.budget_source,
-            global_batch=plan.context.global_batch,
-            min_coverage=plan.request.least_coverage,
-            space=plan.request.space.name,
-            space_digest=plan.request.space.digest,
-            num_candidates=plan.space.size(SIZE_LIMIT),
-            inactive_knobs=tuple(plan.space.inactive),
-            removed_values=tuple(
-                (f"{name}={value}", reason) for name, value, reason in plan.space.removed
-            ),
-            lean_pins=plan.lean_pins,
-            notices=plan.notices,
-            warnings=report_warnings.collect(
-                loop.trials, pareto=numbers, resume_with=self.resume_command
-            ),
-            objectives=tuple(item.name for item in self._objectives),
-            seed=plan.request.seed,
-            sampler=sampler,
-            weights=plan.request.weights,
-            versions=_versions(plan.environment),
-            wall_time_s=wall_time_s,
-            probe_work_s=probe_work_s(loop.trials),
-            num_slots=loop.num_slots,
-            command=self._command,
-            script=plan.script,
         )
 
 
@@ -417,6 +393,17 @@ def _study_name(plan: Plan, identity: Mapping[str, Any]) -> str:
     return f"autotune-{model}-{plan.request.trainer}-{digest}"
 
 
+def _unused(study: Study, plan: Plan) -> tuple[str, ...]:
+    """Return a notice where nothing takes what earlier runs teach; empty if the sampler does."""
+    if not study.wants_guesses:
+        text = "Nothing was learnt from earlier runs: give --sampler learned, which does."
+        return (text,)
+    if plan.context.device.is_virtual:
+        text = "Nothing was learnt from earlier runs: they correct predictions of a real device."
+        return (text,)
+    return ()
+
+
 def _was_interrupted(error: BaseException) -> bool:
     """Whether ``error`` arose while an interrupt was unwinding, as from Optuna's file lock."""
     seen: BaseException | None = error
@@ -430,6 +417,17 @@ def budget_grace(budget: Budget) -> float:
     return 0.25 * (budget.wall_time_s or 0.0)
 
 
+def settled_notice(loop: SearchLoop, budget: Budget) -> list[str]:
+    """Return that a search ended before its budget, and why; nothing if it did not."""
+    if not loop.settled or budget.trials is None or loop.num_probed >= budget.trials:
+        return []
+    return [
+        f"The search ended after {loop.num_probed} of {budget.trials} trials: no other candidate"
+        f" is expected to add as much as {budget.min_gain:.1%} to what the Pareto set dominates."
+        " --min-gain 0 with --resume uses the budget up."
+    ]
+
+
 def _default_objectives() -> tuple[Objective, ...]:
     return objectives.named(objectives.DEFAULT_NAMES)
 
@@ -439,19 +437,3 @@ def _previous(folder: RunFolder) -> dict[str, Any]:
         return Report.load(folder.report_file).to_dict()
     except JournalError:
         return {}
-
-
-def _versions(environment: Mapping[str, Any]) -> dict[str, str]:
-    try:
-        own = version("trl-autotune")
-    except PackageNotFoundError:
-        own = "unknown"
-    return {
-        "trl-autotune": own,
-        "python": str(environment.get("python", "")),
-        **environment.get("packages", {}),
-    }
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

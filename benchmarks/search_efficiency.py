@@ -35,7 +35,6 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.trial import TrialState
 
 from autotune.devices import host
 from autotune.probe.result import Outcome
@@ -243,7 +242,10 @@ def main() -> None:
     found: dict[str, dict[str, list[Replay]]] = {"all": {}}
     started = time.monotonic()
     with ProcessPoolExecutor(host.usable_cpus()) as pool:
-        run: Callable[..., list[Replay]] = lambda jobs: list(pool.map(_replay, jobs))
+
+        def run(jobs: Sequence[tuple[str, str, int, str, int]]) -> list[Replay]:
+            return list(pool.map(_replay, jobs))
+
         for name in names:
             table = table_of(name)
             print(

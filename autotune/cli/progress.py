@@ -48,6 +48,7 @@ class Progress:
         self._running: set[int] = set()
         self._has_said_order = False
         self._is_confirming = False
+        self._is_predicting = False
         self._started = time.monotonic()
 
     def __enter__(self) -> Progress:
@@ -139,6 +140,18 @@ class Progress:
             return f"no probe, {elapsed}"
         of = "" if self._num_trials is None else f" of {self._num_trials:,}"
         return f"{probed}{of}, {elapsed}"
+
+    def on_screen(self, num_done: int, num_all: int) -> None:
+        """Say that candidates are predicted, show how many were, and say it at the end."""
+        if not self._is_predicting:
+            self._is_predicting = True
+            self._say("predicting candidates for this device before they are probed ...")
+        elif num_done == num_all:
+            self._is_predicting = False
+            self._say(f"{counted(num_done, 'candidate')} predicted")
+        if self._bar is not None and self._task is not None:
+            shown = f"predicted {num_done:,} of {num_all:,}"
+            self._bar.update(self._task, description=shown)
 
     def on_confirm(self, numbers: Sequence[int]) -> None:
         """Say that the finalists are probed again."""

@@ -91,6 +91,18 @@ def search(
         Path | None, typer.Option(help="Folder of the run.  [default: runs/MODEL-TIME]")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in RUN_DIR.")] = False,
+    learn_from: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--learn-from", metavar="RUN", help="Earlier run to learn from; can be repeated."
+        ),
+    ] = None,
+    learn_anyway: Annotated[
+        bool,
+        typer.Option(
+            "--learn-anyway", help="Learn from it though device, versions or trainer differ."
+        ),
+    ] = False,
     study: Annotated[
         str | None, typer.Option(help="Optuna storage URL, to share a search between hosts.")
     ] = None,
@@ -122,6 +134,8 @@ def search(
         "sampler": sampler,
         "run_dir": run_dir,
         "resume": resume,
+        "learn_from": tuple(learn_from or ()),
+        "learn_anyway": learn_anyway,
         "study": study,
     }
     if min_coverage is not None:

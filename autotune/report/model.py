@@ -29,7 +29,7 @@ SIZE_LIMIT = 20_000
 
 PICKS = ("fastest", "leanest", "balanced", "highest-fidelity")
 
-_MAPPINGS = ("device", "model_facts", "data", "versions", "script")
+_MAPPINGS = ("device", "model_facts", "data", "versions", "script", "screening")
 _TEXTS = ("lean_pins", "notices", "warnings", "objectives")
 _DERIVED = ("picks", "pareto")
 _PAIRS = ("inactive_knobs", "removed_values")
@@ -77,6 +77,8 @@ class Report:
         command: The command line that started it.
         script: What a script needs to build the trainer, where the ``trl`` command has none; see
             :func:`autotune.probe.trl_script.render`.
+        screening: What was predicted before it was probed, see
+            :class:`autotune.screen.Screening`; empty if nothing was.
         schema: Version of this record.
     """
 
@@ -114,6 +116,7 @@ class Report:
     num_slots: int = 1
     command: str = ""
     script: Mapping[str, Any] = field(default_factory=dict)
+    screening: Mapping[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
 
     def __post_init__(self) -> None:
@@ -239,8 +242,9 @@ class Report:
         data |= {name: [list(pair) for pair in data[name]] for name in _PAIRS}
         data |= {name: list(data[name]) for name in (*_TEXTS, "pareto_numbers")}
         data["trials"] = [self._trial_dict(item) for item in self.trials]
-        if not self.script:
-            del data["script"]  # as in records from before there was such a field
+        for name in ("script", "screening"):
+            if not data[name]:
+                del data[name]  # as in records from before there was such a field
         answer = {"picks": self.picks(), "pareto": [item.number for item in self._members()]}
         return {"schema": data.pop("schema"), **answer, **data}
 

@@ -174,6 +174,17 @@ def costs(
     return tuple(sorted(found, key=lambda item: (item.total, peaks[item.number], item.number)))
 
 
+def thinned(members: Sequence[Trial], most: int) -> list[Trial]:
+    """Return at most so many members, two or more, spread evenly by rising memory."""
+    ordered = sorted(members, key=lambda trial: trial.peak_bytes or 0)
+    if len(ordered) <= most:
+        return ordered
+    last = len(ordered) - 1
+    return [
+        ordered[place] for place in sorted({round(n * last / (most - 1)) for n in range(most)})
+    ]
+
+
 def balanced(
     members: Sequence[Trial],
     budget_bytes: int | None = None,

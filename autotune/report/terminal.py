@@ -21,7 +21,7 @@ from autotune.report.cells import (
 )
 from autotune.report.figures import generation_of
 from autotune.report.makeup import BUDGET_MEANS, makeup_table, timeline_picture
-from autotune.report.model import Report
+from autotune.report.model import SIZE_LIMIT, Report
 from autotune.report.picks import fidelity_notes, objective_notes, pick_notes
 from autotune.report.plot import scatter
 from autotune.report.trial import Trial, memory_name
@@ -136,6 +136,7 @@ def _parts(report: Report, width: int, *, plot: bool, verbose: bool) -> list[Tex
         parts += [Text(_wrap(baseline_line(report), width)), *_recommendation(report, width)]
         parts += _makeup(report, width, drawn=verbose)
         parts.append(Text(_wrap(outcome_line(report.trials), width)))
+        parts += [Text(_wrap(_screening(report), width))] if report.screening else []
     else:
         parts.append(Text("No trial has ended: there is nothing to report yet."))
     if plot:
@@ -321,6 +322,22 @@ def outcome_line(trials: Sequence[Trial]) -> str:
         aside = f" ({', '.join(notes)})" if notes else ""
         texts.append(f"{outcome.value} {len(ended)}{aside}")
     return f"Outcomes: {', '.join(texts)}."
+
+
+def _screening(report: Report) -> str:
+    """Return what was predicted before it was probed, in a whole sentence."""
+    facts = report.screening
+    done, over = int(facts.get("num_predicted", 0)), int(facts.get("num_too_large", 0))
+    failed = int(facts.get("num_failed", 0))
+    size = int(facts.get("num_candidates", 0))
+    of = f"{'at least ' if size >= SIZE_LIMIT else ''}{counted(size, 'candidate')}"
+    notes = [f"{over:,} of them too large for the budget"] if over else []
+    notes += [f"{failed:,} more could not be predicted"] if failed else []
+    aside = f" ({'; '.join(notes)})" if notes else ""
+    return (
+        f"Predicted in {format_duration(facts.get('time_s'))} to choose what to probe:"
+        f" {done:,} of {of}{aside}."
+    )
 
 
 def _bullets(title: str, lines: Sequence[str], width: int, style: str) -> Text:

@@ -23,7 +23,7 @@ ENVIRONMENT: Mapping[str, Any] = {"packages": {"torch": "2.13.0"}, "python": "3.
 
 
 def make_answers(context: Context | None = None) -> dict[str, Any]:
-    """Return what the tasks ``describe`` and ``prepare`` answer where ``context`` holds."""
+    """Return what the worker answers where ``context`` holds: ``describe``, ``prepare`` ..."""
     context = context or make_context()
     return {
         "describe": {
@@ -38,6 +38,7 @@ def make_answers(context: Context | None = None) -> dict[str, Any]:
             "data": context.data.to_dict(),
             "data_folder": "/no/such/folder",
         },
+        "rates": {"fp32": 0.1, "bf16": 0.2, "bandwidth_bytes_per_s": 2e10},
     }
 
 

@@ -33,6 +33,9 @@ SOURCE_OF = {
 }
 """The key in ``sources`` that tells of each figure."""
 
+LAUNCH_S = 6e-6
+"""Time per operator that can't be hidden: PyTorch's dispatch and the kernel launch."""
+
 FLASH_CAPABILITY = (8, 0)
 """From this compute capability on there is FlashAttention, 2 and PyTorch's own."""
 _TEXTS = ("name", "vendor", "architecture", "compute_capability")

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from autotune.virtual.cards import Card
+from autotune.virtual.cards import LAUNCH_S, Card
 
 MATRIX_EFFICIENCY = 0.75
 """Share of the dense peak that large matrix products reach. Source: cuBLAS on A100, 230 to 250 of
@@ -32,9 +32,6 @@ BANDWIDTH_EFFICIENCY = 0.85
 
 LINK_EFFICIENCY = 0.8
 """Share of the host link's theoretical rate that pinned copies reach (25 of 31.5 GB/s)."""
-
-LAUNCH_S = 6e-6
-"""Time per operator that can't be hidden: PyTorch's dispatch and the kernel launch."""
 
 _NAMES = {
     torch.float32: "fp32",

@@ -24,6 +24,7 @@ TASKS = {
     "rank": "autotune.worker.ranks:check_and_run",
     "prepare": "autotune.worker.prepare:prepare",
     "describe": "autotune.worker.prepare:describe",
+    "rates": "autotune.worker.rates:measure",
     "check_virtual": "autotune.worker.prepare:check_virtual",
     "demo": "autotune.worker.demo:make",
 }
