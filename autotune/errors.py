@@ -27,6 +27,7 @@ _ARGUMENTS = {
     "min-coverage": "min_coverage",
     "phases": "phases",
     "pin": "pins",
+    "min-gain": "Budget(min_gain=...)",
     "price": "prices",
     "prices": "prices",
     "probe-timeout": "probe_timeout_s",

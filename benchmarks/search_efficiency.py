@@ -88,7 +88,11 @@ class Table:
         )
         self.name = name
         self.space: ResolvedSpace = SearchSpace.load(DATA / f"{name}.yaml").resolve(context)
-        rows = [Row(**row) for row in data["rows"]]
+        names = Row.__dataclass_fields__
+        rows = [
+            Row(**{key: value for key, value in row.items() if key in names})
+            for row in data["rows"]
+        ]
         self.rows = {self.space.digest(row.candidate): row for row in rows}
         self.budget = statistics.median(row.peak for row in rows)
         self.reference = (self.budget, 0.0)

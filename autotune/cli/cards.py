@@ -35,19 +35,8 @@ class Asked:
     dataset: str
     settings: dict[str, Any]
     cards: Several
-    trials: int | None
-    limit_s: float | None
+    budget: Budget
     command: str
-
-    @property
-    def budget(self) -> Budget:
-        """Return the trials and the time for each card."""
-        from autotune.listener import DEFAULT_TRIALS, Budget
-
-        trials = self.trials
-        if trials is None and self.limit_s is None:
-            trials = DEFAULT_TRIALS
-        return Budget(trials, self.limit_s)
 
 
 def given(

@@ -15,8 +15,12 @@ from autotune.errors import UnknownNameError, UsageError
 from autotune.masking import MASK
 
 if TYPE_CHECKING:
+    from autotune.listener import Budget
     from autotune.objectives import Objective
     from autotune.report.model import Report
+
+DEFAULT_MIN_GAIN = 0.001
+"""The same as in ``listener.py``, which takes too long to import for a help text."""
 
 Pin = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VALUE", help="Fix a knob.")]
 
@@ -85,7 +89,17 @@ def search(
         typer.Option(help="File for accelerate launch; decides on processes and sharding."),
     ] = None,
     objective: options.Objectives = None,
-    sampler: Annotated[str, typer.Option(help="auto, tpe, nsgaii, gp, random or grid.")] = "auto",
+    min_gain: Annotated[
+        float,
+        typer.Option(
+            help="End once no candidate is expected to add such a share to what the Pareto set"
+            " dominates; 0 uses the budget up.",
+            min=0.0,
+        ),
+    ] = DEFAULT_MIN_GAIN,
+    sampler: Annotated[
+        str, typer.Option(help="auto, learned, tpe, nsgaii, gp, random or grid.")
+    ] = "auto",
     seed: options.Seed = 0,
     run_dir: Annotated[
         Path | None, typer.Option(help="Folder of the run.  [default: runs/MODEL-TIME]")
@@ -140,7 +154,7 @@ def search(
     }
     if min_coverage is not None:
         settings["min_coverage"] = min_coverage
-    limit_s = common.duration_s(time_budget, "--time-budget")
+    budget = _budget(trials, common.duration_s(time_budget, "--time-budget"), min_gain)
     _check_trainer(trainer, space)
     if reward is not None:
         settings["space"] = _scored_by(reward, settings["space"])
@@ -148,11 +162,20 @@ def search(
         raise UsageError("--resume needs --run-dir, the folder of the run to continue.")
     settings["device"], several = cards.given(device, price, prices)
     if several is not None:
-        asked = cards.Asked(model, dataset, settings, several, trials, limit_s, _command_line())
+        asked = cards.Asked(model, dataset, settings, several, budget, _command_line())
         return cards.dry_run(asked, as_json) if dry_run else cards.search(asked, as_json)
     if dry_run:
-        return _dry_run(model, dataset, settings, trials, limit_s, as_json=as_json)
-    return _search(model, dataset, settings, trials, limit_s, as_json=as_json)
+        return _dry_run(model, dataset, settings, budget, as_json=as_json)
+    return _search(model, dataset, settings, budget, as_json=as_json)
+
+
+def _budget(trials: int | None, limit_s: float | None, min_gain: float) -> Budget:
+    """Return the budget, with the default number of trials where nothing else limits it."""
+    from autotune.listener import DEFAULT_TRIALS, Budget
+
+    if trials is None and limit_s is None:
+        trials = DEFAULT_TRIALS
+    return Budget(trials, limit_s, min_gain)
 
 
 def _objectives(names: list[str] | None) -> tuple[Objective, ...]:
@@ -208,7 +231,8 @@ def demo(
             # The same worker server goes on with the search.
             "executor": executor,
         }
-        return _search(made["model"], made["dataset"], settings, trials, None, as_json=as_json)
+        budget = _budget(trials, None, DEFAULT_MIN_GAIN)
+        return _search(made["model"], made["dataset"], settings, budget, as_json=as_json)
     finally:
         executor.shutdown()
 
@@ -217,23 +241,19 @@ def _search(
     model: str,
     dataset: str,
     settings: dict[str, Any],
-    trials: int | None,
-    limit_s: float | None,
+    budget: Budget,
     *,
     as_json: bool,
 ) -> int:
     from autotune.cli.progress import Progress
-    from autotune.listener import DEFAULT_TRIALS, Budget
     from autotune.report import terminal
     from autotune.tuner import Tuner
 
-    if trials is None and limit_s is None:
-        trials = DEFAULT_TRIALS
     interrupts.end_in_order("\ninterrupted: ending the running probe; once more to leave at once")
     progress = Progress(common.stderr_console())
     tuner = Tuner(model, dataset, listener=progress, command=_command_line(), **settings)
     with progress:
-        report = tuner.search(Budget(trials, limit_s))
+        report = tuner.search(budget)
     if as_json:
         common.show_json(report.to_dict())
     else:
@@ -292,19 +312,15 @@ def _dry_run(
     model: str,
     dataset: str,
     settings: dict[str, Any],
-    trials: int | None,
-    limit_s: float | None,
+    budget: Budget,
     *,
     as_json: bool,
 ) -> int:
     from autotune.cli.planned import planned, print_planned
-    from autotune.listener import DEFAULT_TRIALS, Budget
     from autotune.tuner import Tuner
 
-    if trials is None and limit_s is None:
-        trials = DEFAULT_TRIALS
     plan = Tuner(model, dataset, **settings).plan(check=True)
-    facts = planned(plan, Budget(trials, limit_s))
+    facts = planned(plan, budget)
     if as_json:
         common.show_json(facts)
     else:
