@@ -97,10 +97,12 @@ def _what(explanation: Explanation) -> list[str]:
         )
         lines.append(f"Also optimised: {figures}, {trial.source}.")
     if trial.coverage < 1.0 or trial.changes:
-        lines.append(
-            f"It trains on {percent(trial.coverage)} of the data's loss tokens; against the"
-            f" baseline's, its training differs in: {' and '.join(trial.changes) or 'nothing'}."
-        )
+        differs = ""
+        if trial.changes:
+            differs = (
+                f"; against the baseline's, its training differs in: {' and '.join(trial.changes)}"
+            )
+        lines.append(f"It trains on {percent(trial.coverage)} of the data's loss tokens{differs}.")
     place = explanation.place
     if place is not None and place.num_members == 1:
         lines.append("It is the only one of the Pareto set.")

@@ -48,15 +48,23 @@ def pick_notes(report: Report) -> list[str]:
         aside = "and is slower" if slower else "as good as a tie"
         notes.append(
             f"[leanest] is trial {leanest.number} at {format_gib(leanest.peak_bytes)}: trial"
-            f" {least.number}, at {format_gib(least.peak_bytes)}, needs less within the noise"
-            f" only, {aside}."
+            f" {least.number}, at {format_gib(least.peak_bytes)}, needs less"
+            + (
+                f" within the noise only, {aside}."
+                if "peak_memory" in report.objectives
+                else ", but peak memory is no objective of this search."
+            )
         )
     first = max(rivals, key=lambda item: (_rate(item, speed), -item.number))
     if _rate(first, speed) > _rate(fastest, speed):
         notes.append(
             f"[fastest] is trial {fastest.number} at {objective_cell(fastest, speed)}: trial"
             f" {first.number}, at {objective_cell(first, speed).removesuffix(f' {speed.unit}')},"
-            " is faster within the noise only."
+            + (
+                " is faster within the noise only."
+                if speed.name in report.objectives
+                else " is faster, but speed is no objective of this search."
+            )
         )
     return [
         *notes,

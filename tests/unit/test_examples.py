@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from autotune import SearchSpace, Tuner
-from autotune.cli import compare, looks, predict, results, search
+from autotune.cli import compare, explain, looks, predict, results, search
 from autotune.probe import trl_file
 from autotune.space.knob import registry
 from autotune.space.trainers import BUILTIN
@@ -73,7 +73,7 @@ def mentions() -> Iterator[tuple[str, str]]:
 
 def commands() -> dict[str, Any]:
     app = typer.Typer()
-    for module in (search, predict, results, compare, looks):
+    for module in (search, predict, results, explain, compare, looks):
         module.register(app)
     return dict(typer.main.get_command(app).commands)
 

@@ -274,3 +274,21 @@ def test_a_report_of_an_earlier_version_names_no_pins():
     data = make_report([make_trial(0)]).to_dict()
     del data["lean_pins"]
     assert Report.from_dict(json.loads(json.dumps(data))).lean_pins == ()
+
+
+def test_a_pick_that_something_beats_in_what_is_no_objective_is_explained_by_that():
+    trials = [make_trial(0, 1000, 10), make_trial(1, 400, 3)]
+    by_rate = make_report(trials, objectives=("tokens_per_s",), pareto_numbers=(0,))
+    assert pick_notes(by_rate) == [
+        "[fastest] is the baseline, trial 0: no other member of the Pareto set has a higher median"
+        " rate.",
+        "[leanest] is trial 0 at 10.00 GiB: trial 1, at 3.00 GiB, needs less, but peak memory is"
+        " no objective of this search.",
+    ]
+    by_memory = make_report(
+        [make_trial(0, 300, 10), make_trial(1, 400, 3), make_trial(2, 900, 9)],
+        objectives=("peak_memory",),
+        pareto_numbers=(1,),
+    )
+    (note,) = pick_notes(by_memory)
+    assert note.endswith("trial 2, at 900, is faster, but speed is no objective of this search.")
