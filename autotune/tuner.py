@@ -56,6 +56,8 @@ class Tuner:
         learn_from: Folders of earlier searches on this device, of this or another model, of which
             the sampler learns how far predictions are off.
         learn_anyway: Learn from them even if device, versions or trainer differ.
+        screen: Whether candidates are predicted before they are probed, where that can be done
+            and the sampler learns of it.
         listener: Hears of progress.
         command: The command line to record; a password in it is masked.
         shared: Folder whose ``work`` takes the tokenised rows where several searches share them;
@@ -79,6 +81,7 @@ class Tuner:
         resume: bool = False,
         learn_from: Sequence[str | Path] = (),
         learn_anyway: bool = False,
+        screen: bool = True,
         listener: Listener | None = None,
         command: str = "",
         shared: RunFolder | None = None,
@@ -90,6 +93,7 @@ class Tuner:
         self.folder = RunFolder(run_dir if run_dir is not None else default_run_dir(model))
         self._learn_from = lessons.check_folders(learn_from, self.folder)
         self._learn_anyway = learn_anyway
+        self._screen = screen
         self._objectives = tuple(objectives) or _default_objectives()
         self._extra_constraints = tuple(constraints)
         self._executor = executor
@@ -249,8 +253,10 @@ class Tuner:
         study.close_abandoned()
         try:
             if study.wants_guesses and not plan.context.device.is_virtual:
-                loop.run(1, deadline)  # the baseline: what a probe takes is known then
-                screening.run(executor, loop.trials, budget.trials, budget.wall_time_s, deadline)
+                if self._screen:
+                    loop.run(1, deadline)  # the baseline: what a probe takes is known then
+                    limits = (budget.trials, budget.wall_time_s, deadline)
+                    screening.run(executor, loop.trials, *limits)
                 study.inform(screening.guesses(), learnt.lessons)
             loop.run(budget.trials, deadline)
             grace = None if deadline is None else deadline + budget_grace(budget)

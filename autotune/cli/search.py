@@ -105,6 +105,12 @@ def search(
         Path | None, typer.Option(help="Folder of the run.  [default: runs/MODEL-TIME]")
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in RUN_DIR.")] = False,
+    screen: Annotated[
+        bool,
+        typer.Option(
+            "--screen/--no-screen", help="Predict candidates for the real device before probing."
+        ),
+    ] = True,
     learn_from: Annotated[
         list[Path] | None,
         typer.Option(
@@ -150,6 +156,7 @@ def search(
         "resume": resume,
         "learn_from": tuple(learn_from or ()),
         "learn_anyway": learn_anyway,
+        "screen": screen,
         "study": study,
     }
     if min_coverage is not None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cli_kit import GIB, SEARCH, Done, clean_process, replace_executors
 
-from autotune import doctor, tuner
+from autotune import doctor, screen, tuner
 from autotune.cli.main import main
 from autotune.testing.fakes import MemoryWall
 from autotune.testing.searches import make_answers
@@ -26,7 +26,7 @@ def _clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Replace the processes that probes run in; the options may be changed by a test."""
     wall = MemoryWall(capacity_bytes=14 * GIB)
-    return replace_executors(monkeypatch, tuner, doctor, wall=wall, answers=make_answers())
+    return replace_executors(monkeypatch, tuner, doctor, screen, wall=wall, answers=make_answers())
 
 
 @pytest.fixture

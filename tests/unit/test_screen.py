@@ -17,6 +17,7 @@ from autotune.probe.spec import ProbeSpec
 from autotune.report.trial import Trial
 from autotune.runfolder import RunFolder
 from autotune.screen import Screening, allowance_s
+from autotune.search.pool import MOST
 from autotune.testing.contexts import make_context, make_gpu
 from autotune.testing.fakes import FakeExecutor, MemoryWall
 from autotune.testing.searches import make_answers, make_fake_plan, make_loop

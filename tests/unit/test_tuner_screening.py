@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tuner_kit import GIB, ROOMY, make_executor, make_tuner
+from tuner_kit import GIB, ROOMY, make_executor
+from tuner_kit import make_tuner as make_quick_tuner
 
 from autotune import screen
 from autotune.errors import UsageError
@@ -21,6 +22,7 @@ from autotune.search.guess import Guess, Lesson
 from autotune.search.study import Study
 from autotune.testing.contexts import make_context, make_gpu
 from autotune.testing.fakes import FakeExecutor
+from autotune.tuner import Tuner
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_the_disk")
 
@@ -28,6 +30,11 @@ PINS = {"batching": "padded"}
 SLOW = replace(ROOMY, token_time_s=2e-3)
 """A machine on which a few probes take long enough to predict before them."""
 CARD = make_context(device=make_gpu(label="NVIDIA H200", total_bytes=80 * GIB))
+
+
+def make_tuner(*arguments: Any, **options: Any) -> Tuner:
+    """Return a search that predicts before it probes."""
+    return make_quick_tuner(*arguments, screen=True, **options)
 
 
 class Sampler:

@@ -28,5 +28,7 @@ def make_tuner(run_dir: Path, executor: FakeExecutor | None = None, **options: A
         "executor": executor or make_executor(),
         "run_dir": run_dir,
         "min_coverage": 0.0,
+        # Predictions take processes of their own; tests of them say so.
+        "screen": False,
     }
     return Tuner(**{**values, **options})
