@@ -15,13 +15,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune import standin
+from autotune import standin, standin_probes
 from autotune.devices import host
 from autotune.errors import AutotuneError, JournalError
 from autotune.executors.base import Executor
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.objectives import Objective
-from autotune.plan import PREDICTED_FIRST_WORST, PREDICTED_ROWS, Plan, predicted_steps
+from autotune.plan import Plan
 from autotune.probe import screened
 from autotune.probe.result import Outcome, ProbeResult
 from autotune.probe.screened import Screened
@@ -43,8 +43,6 @@ START_S = 6.0
 
 MAX_FRUITLESS = 4
 """Predictions at the start that all fail, after which no other is tried."""
-
-RATES_TIMEOUT_S = 30.0
 
 _FASTEST_S = 0.25
 """No prediction takes less; so a pool need not hold more than there is time for at this pace."""
@@ -218,7 +216,7 @@ class Screening:
     ) -> str:
         """Predict, and return why nothing was predicted; empty if something was."""
         started = time.monotonic()
-        if reason := not_screened(self._plan):
+        if reason := standin_probes.not_screened(self._plan):
             return reason
         baseline = next((trial for trial in trials if trial.number == 0), None)
         probe_s = _time_s(baseline)
@@ -254,31 +252,12 @@ class Screening:
     def _card(self, executor: Executor, baseline: Trial) -> Card | None:
         """Return the stand-in, the one that earlier predictions of this search are for if any."""
         if self._stand_in is not None:
-            try:
-                return Card(**{**self._stand_in, "aliases": ()})
-            except TypeError as error:
-                raise JournalError(
-                    f"{self._file} does not say for which card it predicts: {error}.",
-                    hint="Delete the file: what it predicts is predicted again.",
-                ) from error
-        device = self._plan.context.device
-        if device.kind == "cpu":
-            request = {"process_env": host.process_env("cpu", self._plan.context.num_processes)}
-            rates = executor.run_task("rates", request, timeout_s=RATES_TIMEOUT_S)
-            context_bytes = standin.cpu_context_bytes(_loaded_bytes(baseline), self._weights_bytes)
-            card: Card | None = standin.of_cpu(device, rates, context_bytes)
-        else:
-            card = standin.of_accelerator(device)
+            return standin.card_of(self._stand_in, self._file)
+        card = standin_probes.card_for(self._plan, executor, baseline)
         if card is not None:
             self._stand_in = asdict(card)
             screened.append_stand_in(self._file, self._stand_in)
         return card
-
-    @property
-    def _weights_bytes(self) -> int:
-        """Return what the baseline's weights take, in bytes."""
-        dtype = str(self._plan.space.config(self._plan.space.baseline).get("dtype", "float32"))
-        return self._plan.context.model.num_parameters * (4 if dtype == "float32" else 2)
 
     def _pool(
         self, trials: Sequence[Trial], allowed_s: float
@@ -309,10 +288,7 @@ class Screening:
         others: list[dict[str, Any]],
         deadline_s: float,
     ) -> str:
-        path = self._folder.work / "stand-in.toml"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(standin.as_toml(card), encoding="utf-8")
-        device = f"virtual:{path}"
+        device = standin_probes.write_card(card, self._folder.work / "stand-in.toml")
         known = [item.candidate for item in self._known.values()]
         order = spread(first, others, known=known, seed=self._plan.request.seed)
         num_all = len(first) + len(others) + len(known)
@@ -370,37 +346,10 @@ class Screening:
         return sum(times) / len(times) if times else 0.0
 
     def _waiting(self, device: str, candidate: dict[str, Any]) -> _Waiting:
-        spec = self._spec(device, candidate)
-        return _Waiting(candidate, self._plan.space.digest(candidate), spec)
-
-    def _spec(self, device: str, candidate: Mapping[str, Any]) -> ProbeSpec:
-        """Return the virtual probe of a candidate, without a limit, so that each gives a peak."""
-        plan, request = self._plan, self._plan.request
-        config, process_env = without_device(plan.config(candidate), plan)
         self._number += 1
         folder = self._place / f"{self._number:04d}"
-        folder.mkdir(parents=True)
-        accumulation = int(config.get("gradient_accumulation_steps", 1))
-        return ProbeSpec(
-            probe_id=folder.name,
-            folder=str(folder),
-            trainer=request.trainer,
-            config=config,
-            device=device,
-            data_folder=plan.data_folder,
-            beyond_device=True,
-            warmup_steps=0,
-            measured_steps=min(request.measured_steps, predicted_steps(accumulation)),
-            rows_per_step=PREDICTED_ROWS,
-            first_worst_steps=PREDICTED_FIRST_WORST,
-            representative=True,
-            accumulation_steps=accumulation,
-            phases=request.phases,
-            process_env=process_env,
-            timeout_s=request.probe_timeout_s,
-            seed=request.seed,
-            trust_remote_code=request.trust_remote_code,
-        )
+        spec = standin_probes.spec_for(self._plan, candidate, device, folder)
+        return _Waiting(candidate, self._plan.space.digest(candidate), spec)
 
     @property
     def _place(self) -> Path:
@@ -435,25 +384,6 @@ class Screening:
         shutil.rmtree(waiting.spec.folder, ignore_errors=True)
 
 
-def not_screened(plan: Plan) -> str:
-    """Return why a search's candidates cannot be predicted first; empty if they can."""
-    device = plan.context.device
-    if device.kind not in ("cpu", "cuda"):
-        return f"no card stands for a device of the kind {device.kind!r}"
-    if plan.context.num_processes > 1:
-        return "predictions are of one process"
-    return ""
-
-
-def without_device(config: Mapping[str, Any], plan: Plan) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return a configuration without what is there for the real device, and its variables."""
-    kept = {key: value for key, value in config.items() if key != "use_cpu"}
-    of_device = host.process_env(plan.context.device.kind, plan.context.num_processes)
-    env = {key: str(value) for key, value in (kept.pop("env", None) or {}).items()}
-    env = {key: value for key, value in env.items() if key not in of_device}
-    return {**kept, "env": env} if env else kept, env
-
-
 def _time_s(trial: Trial | None) -> float | None:
     """Return the time of a trial's last probe as a whole, in seconds."""
     if trial is None or not trial.results:
@@ -465,12 +395,6 @@ def _work_s(result: ProbeResult) -> float | None:
     """Return a probe's time without that of starting the process that it was forked from."""
     line = result.timeline
     return None if line.total_s is None else line.total_s - (line.start_s or 0.0)
-
-
-def _loaded_bytes(baseline: Trial) -> int | None:
-    if baseline.measurement is None or "load" not in baseline.measurement.phases:
-        return None
-    return baseline.measurement.phases["load"].resident_bytes
 
 
 def _too_short(allowed_s: float) -> str:

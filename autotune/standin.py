@@ -6,11 +6,12 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
+from pathlib import Path
 from typing import Any
 
 from autotune.devices import host
-from autotune.errors import UsageError
+from autotune.errors import JournalError, UsageError
 from autotune.probe.result import Measurement, MemoryPeak
 from autotune.space.context import DeviceInfo
 from autotune.virtual import cards
@@ -96,6 +97,21 @@ def of_cpu(
     )
 
 
+def card_of(figures: Mapping[str, Any], file: Path) -> Card:
+    """Return the card whose figures a file of predictions holds.
+
+    Raises:
+        JournalError: If they are no card's.
+    """
+    try:
+        return Card(**{**figures, "aliases": ()})
+    except TypeError as error:
+        raise JournalError(
+            f"{file} does not say for which card it predicts: {error}.",
+            hint="Delete the file: what it predicts is predicted again.",
+        ) from error
+
+
 def cpu_context_bytes(loaded_bytes: int | None, weights_bytes: int) -> int:
     """Return what a process on the CPU takes before it loads a model, in bytes.
 
@@ -141,6 +157,36 @@ def _resident_bytes(peak: MemoryPeak) -> int:
     live = peak.allocated_bytes or 0
     kept = max((peak.reserved_bytes or 0) - live, 0)
     return live + min(kept, int(host.MALLOC_ENV["MALLOC_TRIM_THRESHOLD_"]))
+
+
+def corrected(measurement: Measurement, *, memory_ratio: float, time_ratio: float) -> Measurement:
+    """Return a prediction with its peaks and times multiplied.
+
+    Args:
+        measurement: The prediction.
+        memory_ratio: By how much peaks that were measured differ from predicted ones.
+        time_ratio: The same of times.
+    """
+    phases = {
+        name: MemoryPeak(
+            **{
+                item.name: None if value is None else round(value * memory_ratio)
+                for item in fields(MemoryPeak)
+                for value in [getattr(peak, item.name)]
+            }
+        )
+        for name, peak in measurement.phases.items()
+    }
+    steps = tuple(
+        replace(
+            step,
+            micro_times_s=tuple(value * time_ratio for value in step.micro_times_s),
+            optimizer_time_s=step.optimizer_time_s * time_ratio,
+            generation_time_s=step.generation_time_s * time_ratio,
+        )
+        for step in measurement.steps
+    )
+    return replace(measurement, phases=phases, steps=steps)
 
 
 def time_shares(measurement: Measurement | None, card: Card) -> dict[str, float]:

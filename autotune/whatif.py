@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from autotune import membudget
+from autotune import membudget, standin, standin_probes
 from autotune.errors import UsageError
 from autotune.executors.base import Executor
 from autotune.executors.disk import temporary_folder
@@ -16,7 +17,8 @@ from autotune.executors.subprocess import SubprocessExecutor
 from autotune.implied import changed
 from autotune.loop import probe_spec
 from autotune.plan import Plan, Request, make_plan
-from autotune.probe.result import Outcome
+from autotune.probe import screened
+from autotune.probe.result import Outcome, ProbeResult
 from autotune.report.explain import Explanation, Neighbour, against, unknown_settings
 from autotune.report.model import Report
 from autotune.report.trial import Trial
@@ -25,6 +27,7 @@ from autotune.space.domains import Value
 from autotune.space.knob import LEAST, Knob, nearest
 from autotune.space.space import ResolvedSpace
 from autotune.virtual import cards
+from autotune.virtual.cards import Card
 
 MOST_PREDICTIONS = 24
 MOST_PAIRS = 8
@@ -37,8 +40,35 @@ an allocator that must gives back what it only kept."""
 Candidate = dict[str, Value]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandIn:
+    """What stands for a run's real device.
+
+    Attributes:
+        card: Its figures.
+        device: Its name as a device.
+        memory_ratio: Measured over predicted peak memory, of the run's own trials.
+        rate_ratio: The same of rates.
+    """
+
+    card: Card
+    device: str
+    memory_ratio: float = 1.0
+    rate_ratio: float = 1.0
+
+    def measured(self, result: ProbeResult, device_kind: str) -> ProbeResult:
+        """Return a prediction as the run's device would most likely have measured it."""
+        if result.measurement is None:
+            return result
+        found = standin.as_measured(device_kind, result.measurement, self.card)
+        like_it = standin.corrected(
+            found, memory_ratio=self.memory_ratio, time_ratio=1.0 / self.rate_ratio
+        )
+        return replace(result, measurement=like_it)
+
+
 class Predictor:
-    """Predicts further candidates of a run on a virtual card.
+    """Predicts further candidates of a run, on its virtual card or on what stands for its device.
 
     Args:
         plan: The run's, made anew.
@@ -47,6 +77,7 @@ class Predictor:
         report: The run's; candidates that it has are not predicted again.
         on_probe: Called with the changes before each prediction.
         most: Predictions that may be made.
+        stand_in: What stands for the run's device, if that is a real one.
     """
 
     def __init__(
@@ -58,6 +89,7 @@ class Predictor:
         *,
         on_probe: Callable[[Mapping[str, Value]], None] = lambda changes: None,
         most: int = MOST_PREDICTIONS,
+        stand_in: StandIn | None = None,
     ) -> None:
         self._plan = plan
         self._folder = folder
@@ -65,7 +97,9 @@ class Predictor:
         self._report = report
         self._on_probe = on_probe
         self._most = most
+        self._stand_in = stand_in
         self._known: dict[str, tuple[Trial, bool]] = {}
+        self._own_peak: int | None = None
         self.num_made = 0
 
     def neighbours(self, explanation: Explanation) -> Explanation:
@@ -111,16 +145,14 @@ class Predictor:
             for place, value in enumerate(values):
                 told = self._try(trial, {name: value})
                 found += told
-                if told and told[0].memory_bytes is not None:
-                    saved[name, value] = -told[0].memory_bytes
+                self._note_saving(saved, (name, value), told, trial)
                 if place == 0 and not any(item.fits for item in told):
                     break  # a milder value of it fits still less
         for name, value in _in_turns(self._unordered(trial.candidate)):
             if self.num_made < self._most - MOST_PAIRS:
                 told = self._try(trial, {name: value})
                 found += told
-                if told and told[0].memory_bytes is not None:
-                    saved[name, value] = -told[0].memory_bytes
+                self._note_saving(saved, (name, value), told, trial)
         if not any(item.fits for item in found):
             pairs = [
                 (first, second)
@@ -152,6 +184,25 @@ class Predictor:
             least_bytes=least,
             card="" if fit or least is None else larger_card(least, self._report),
         )
+
+    def _note_saving(
+        self,
+        saved: dict[tuple[str, Value], int],
+        change: tuple[str, Value],
+        told: Sequence[Neighbour],
+        trial: Trial,
+    ) -> None:
+        """Note how much less memory a change takes, if that is known."""
+        if not told:
+            return
+        if told[0].memory_bytes is not None:
+            saved[change] = -told[0].memory_bytes
+        elif self._stand_in is not None and told[0].peak_bytes is not None:
+            # The trial was measured or ran out; what compares with predictions is one of its own.
+            if self._own_peak is None and self._has_left:
+                self._own_peak = self._predict(dict(trial.candidate), trial.digest).peak_bytes
+            if self._own_peak is not None:
+                saved[change] = self._own_peak - told[0].peak_bytes
 
     @property
     def _has_left(self) -> bool:
@@ -225,9 +276,7 @@ class Predictor:
     def _predict(self, candidate: Candidate, digest: str) -> Trial:
         """Return a candidate's prediction as a trial that belongs to no run."""
         plan, space, budget = self._plan, self._plan.space, self._plan.budget_bytes
-        spec = probe_spec(plan, self._folder, f"{self.num_made:04d}", candidate)
-        self.num_made += 1
-        result = self._executor.submit(replace(spec, beyond_device=True)).result()
+        result = self._probe(candidate, is_limited=False)
         coverage = space.coverage(candidate)
         trial = Trial(
             number=-1,
@@ -243,10 +292,9 @@ class Predictor:
         peak = trial.peak_bytes
         if peak is None or result.outcome is not Outcome.OK:
             return trial
-        if budget < peak <= budget * NEAR_RATIO and self._has_left:
-            limited = probe_spec(plan, self._folder, f"{self.num_made:04d}", candidate)
-            self.num_made += 1
-            again = self._executor.submit(limited).result()
+        is_near = self._stand_in is None and budget < peak <= budget * NEAR_RATIO
+        if is_near and self._has_left:
+            again = self._probe(candidate, is_limited=True)
             if again.outcome is Outcome.OK:
                 trial = replace(trial, results=(again,))
                 peak = trial.peak_bytes or peak
@@ -256,19 +304,16 @@ class Predictor:
         }
         return replace(trial, violations=over, feasible=all(item <= 0 for item in over.values()))
 
-
-def check_device(report: Report) -> None:
-    """Check that a run's device is one that can be predicted for.
-
-    Raises:
-        UsageError: If it is a real one.
-    """
-    if not report.is_predicted:
-        raise UsageError(
-            f"the run's device, {report.device.get('label') or 'not named'}, is a real one, and"
-            " nothing can be predicted for it.",
-            hint="Search on a virtual card (--device virtual:CARD) for predictions.",
-        )
+    def _probe(self, candidate: Candidate, *, is_limited: bool) -> ProbeResult:
+        number, stand_in = f"{self.num_made:04d}", self._stand_in
+        self.num_made += 1
+        if stand_in is None:
+            spec = probe_spec(self._plan, self._folder, number, candidate)
+            return self._executor.submit(replace(spec, beyond_device=not is_limited)).result()
+        folder = self._folder.probe_folder(number)
+        spec = standin_probes.spec_for(self._plan, candidate, stand_in.device, folder)
+        result = self._executor.submit(spec).result()
+        return stand_in.measured(result, self._plan.context.device.kind)
 
 
 @contextlib.contextmanager
@@ -289,27 +334,81 @@ def opened(
 
     Raises:
         StudyMismatchError: If model, data or settings are no longer those of the run.
-        AutotuneError: If model or data cannot be used any more.
+        AutotuneError: If model or data cannot be used any more, or nothing stands for the device.
     """
-    device = request.device
     with temporary_folder("autotune-explain-") as path:
         folder = RunFolder(path)
         folder.work.mkdir(exist_ok=True)
-        executor = SubprocessExecutor(
-            devices=(device,),
-            timeout_s=request.probe_timeout_s,
-            log_folder=folder.work,
-            trainer=request.trainer,
-        )
-        try:
+        with contextlib.ExitStack() as executors:
+            executor = executors.enter_context(_executor(request.device, request, folder))
             budget = run.read_run().get("budget_bytes")
             plan = make_plan(request, folder, executor, budget_bytes=budget)
             known = run.read_run().get("identity") or {}
             asked = {name: known[name] for name in ("objectives",) if name in known}
             run.check_identity({**plan.identity(), **asked})
-            yield Predictor(plan, folder, executor, report, on_probe=on_probe)
-        finally:
-            executor.shutdown()
+            stand_in = None
+            if not plan.context.device.is_virtual:
+                stand_in = _stand_in(plan, folder, run, report, executor)
+                executor = executors.enter_context(_executor(stand_in.device, request, folder))
+            yield Predictor(plan, folder, executor, report, on_probe=on_probe, stand_in=stand_in)
+
+
+@contextlib.contextmanager
+def _executor(device: str, request: Request, folder: RunFolder) -> Iterator[Executor]:
+    executor = SubprocessExecutor(
+        devices=(device,),
+        timeout_s=request.probe_timeout_s,
+        log_folder=folder.work,
+        trainer=request.trainer,
+    )
+    try:
+        yield executor
+    finally:
+        executor.shutdown()
+
+
+def _stand_in(
+    plan: Plan, folder: RunFolder, run: RunFolder, report: Report, executor: Executor
+) -> StandIn:
+    """Return what stands for a run's device, the card that the run predicted for if it did.
+
+    Raises:
+        UsageError: If nothing does.
+    """
+    reason = standin_probes.not_screened(plan)
+    file = run.path / screened.FILE_NAME
+    known = screened.read(file)
+    card: Card | None = None
+    if known.stand_in is not None:
+        card = standin.card_of(known.stand_in, file)
+    elif not reason:
+        card = standin_probes.card_for(plan, executor, report.baseline)
+    if reason or card is None:
+        raise UsageError(
+            "nothing can be predicted for the run's device,"
+            f" {report.device.get('label') or 'not named'}:"
+            f" {reason or 'nothing is known of a card with so little memory'}.",
+            hint="Search on a virtual card (--device virtual:CARD) for predictions.",
+        )
+    pairs = [
+        (trial, known.predictions[trial.digest])
+        for trial in report.trials
+        if trial.measurements and trial.digest in known.predictions
+    ]
+    memory = [
+        (trial.peak_bytes or 0) / item.peak_bytes for trial, item in pairs if item.peak_bytes
+    ]
+    rates = [
+        trial.tokens_per_s.median / item.values["tokens_per_s"]
+        for trial, item in pairs
+        if trial.tokens_per_s is not None and item.values.get("tokens_per_s")
+    ]
+    return StandIn(
+        card=card,
+        device=standin_probes.write_card(card, folder.work / "stand-in.toml"),
+        memory_ratio=statistics.median(memory) if memory else 1.0,
+        rate_ratio=statistics.median(rates) if rates else 1.0,
+    )
 
 
 def with_changes(
@@ -340,6 +439,8 @@ def larger_card(num_bytes: int, report: Report) -> str:
     It is of the same vendor and has bfloat16 if the run's has, or nothing would be comparable.
     Empty if there is none, or the run's card would do with another budget.
     """
+    if not report.is_predicted:
+        return ""
     own = cards.find(str(report.device.get("name", "")).removeprefix("virtual:"))
     if own.memory_bytes >= num_bytes:
         return ""

@@ -56,7 +56,7 @@ def explain(
         bool | None,
         typer.Option(
             "--predict/--no-predict",
-            help="Predict settings that the run did not try, on its virtual card."
+            help="Predict settings that the run did not try, on its card or what stands for it."
             "  [default: only where nothing fits]",
         ),
     ] = None,
@@ -75,7 +75,7 @@ def explain(
         found = results.load_report(run)
         chosen = _chosen(found, trial if trial is not None else pick)
         explained = why.explain(found, chosen)
-        if predict or (predict is None and explained.nothing_fits and found.is_predicted):
+        if predict or (predict is None and explained.nothing_fits):
             explained = _predicted(explained, run)
         if as_json:
             common.show_json(explained.to_dict())
@@ -104,7 +104,6 @@ def _predicted(explained: Explanation, run: Path) -> Explanation:
 
     folder = RunFolder(run if run.is_dir() else run.parent)
     try:
-        whatif.check_device(explained.report)
         common.say("making the run's plan anew for predictions ...")
         request = _request(folder, explained.report)
         with whatif.opened(request, folder, explained.report, on_probe=_say_of) as predictor:

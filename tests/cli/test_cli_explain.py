@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from cli_kit import CARD, GIB, SEARCH, Done, on_a_virtual_card, replace_executors
 
-from autotune import whatif
+from autotune import screen, standin_probes, tuner, whatif
 from autotune.report.model import PICKS, Report
 from autotune.testing.fakes import MemoryWall
+from autotune.testing.searches import make_answers
 
 VIRTUAL = (*SEARCH, "--device", CARD)
 
@@ -179,7 +180,57 @@ def test_settings_that_a_run_did_not_try_can_be_predicted(
     assert sorted(Path("some/probes").rglob("*")) == probes
 
 
-def test_a_real_device_cannot_be_predicted_for(found: Path, cli: Callable[..., Done]) -> None:
-    done = cli("explain", found, "--predict")
+@pytest.fixture
+def real(monkeypatch: pytest.MonkeyPatch, cli: Callable[..., Done]) -> Card:
+    """Searches on a real device, and explanations on what stands for it."""
+    wall = MemoryWall(capacity_bytes=14 * GIB)
+    options = {"wall": wall, "answers": make_answers()}
+    searching = replace_executors(monkeypatch, tuner, screen, **options)
+    explaining = replace_executors(monkeypatch, whatif, **options)
+
+    def search(*options: object, folder: str) -> Done:
+        words = (*SEARCH, "--run-dir", folder, "--no-screen", *options)
+        monkeypatch.setattr(sys, "argv", ["autotune", *map(str, words)])
+        return cli(*words)
+
+    return Card(searching=searching, explaining=explaining, search=search)
+
+
+def test_what_stands_for_a_real_device_predicts_for_it(
+    real: Card, cli: Callable[..., Done]
+) -> None:
+    assert real.search("--trials", 4, folder="some").code == 0
+    record = cli("explain", "some", "--predict", "--json").json
+    assert record["num_predicted"] > 0
+    assert not any("Nothing was predicted" in note for note in record["notes"])
+    guessed = [item for item in record["settings"] if item["trial"] is None]
+    assert guessed
+    assert {item["source"] for item in guessed} == {"predicted"}
+    specs = [spec for made in real.explaining["made"] for spec in made.submitted]
+    assert specs
+    assert all(spec.device.startswith("virtual:") and spec.beyond_device for spec in specs)
+    assert all(made.is_shut_down for made in real.explaining["made"])
+
+
+def test_where_nothing_fits_a_real_device_changes_are_predicted_too(
+    real: Card, cli: Callable[..., Done]
+) -> None:
+    assert real.search("--trials", 1, "--memory-budget", "6GiB", folder="none").code == 3
+    done = cli("explain", "none", "--json")
+    assert done.code == 3
+    assert done.json["fitting"]
+    for item in done.json["fitting"]:
+        assert item["peak_bytes"] <= 6 * GIB
+        assert item["source"] == "predicted"
+
+
+def test_nothing_stands_for_some_devices(
+    real: Card, cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert real.search("--trials", 2, folder="some").code == 0
+    monkeypatch.setattr(standin_probes, "not_screened", lambda plan: "it is too strange")
+    done = cli("explain", "some", "--predict")
     assert done.code == 0
-    assert "is a real one, and nothing can be predicted for it" in " ".join(done.out.split())
+    words = " ".join(done.out.split())
+    assert "nothing can be predicted for the run's device" in words
+    assert "it is too strange" in words

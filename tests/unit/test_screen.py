@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune import objectives, screen
+from autotune import objectives, screen, standin_probes
 from autotune.errors import ExecutorError, JournalError
 from autotune.plan import Plan
 from autotune.probe import screened
@@ -288,7 +288,7 @@ def test_devices_that_no_card_stands_for_are_not_predicted(run: Path, kind: str)
 def test_a_search_in_several_processes_is_not_predicted(run: Path) -> None:
     device = make_gpu(num_devices=2)
     plan = make_fake_plan(run, context=make_context(device=device), processes=2)
-    assert screen.not_screened(plan) == "predictions are of one process"
+    assert standin_probes.not_screened(plan) == "predictions are of one process"
 
 
 def test_a_huge_space_is_sampled(run: Path) -> None:
