@@ -267,10 +267,12 @@ class SearchLoop:
     def _enqueue_leanest(self) -> None:
         """Make the next draw the leanest candidate, once, if the baseline is too large.
 
-        Samplers know nothing yet; drawn blindly, most of a small search would be too large too.
+        Most samplers know nothing yet; drawn blindly, most of a small search would be too large.
         """
         if self._tried_leanest or any(trial.feasible for trial in self.trials):
             return
+        if self._study.is_informed:
+            return  # the sampler knows better what may fit
         self._tried_leanest = True
         baseline = next(trial for trial in self.trials if trial.number == BASELINE)
         leanest = self._plan.space.leanest

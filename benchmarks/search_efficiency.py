@@ -166,7 +166,7 @@ def replay(name: str, sampler: str, seed: int, manner: str, most: int) -> Replay
     reached: dict[float, int] = {}
     at_99 = found_at_20 = 0.0
     while len(probed) < min(most, len(table.rows)):
-        if len(probed) == 1 and ooms and not tried_leanest:
+        if len(probed) == 1 and ooms and not tried_leanest and not study.is_informed:
             tried_leanest = True
             study.enqueue(table.space.leanest)
         if repeated >= MAX_REPEATED_DRAWS:

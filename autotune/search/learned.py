@@ -107,6 +107,11 @@ class LearnedSampler(optuna.samplers.BaseSampler):
         self._guesses, self._lessons = tuple(guesses), tuple(lessons)
         self._options = None
 
+    @property
+    def has_guesses(self) -> bool:
+        """Whether anything was predicted."""
+        return bool(self._guesses)
+
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:

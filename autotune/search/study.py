@@ -110,6 +110,11 @@ class Study:
             self._learned.inform(guesses, lessons)
 
     @property
+    def is_informed(self) -> bool:
+        """Whether the sampler knows predictions, and so what may fit before anything has."""
+        return self._learned is not None and self._learned.has_guesses
+
+    @property
     def expected_gain(self) -> float | None:
         """Return what the candidate drawn last is expected to add to the front; None if unknown.
 
