@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from autotune.report.model import SIZE_LIMIT
+from autotune.screen import SHARE
 from autotune.units import counted, format_duration, format_gib
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ def planned(plan: Plan, budget: Budget) -> dict[str, Any]:
     trials = size if budget.trials is None else min(budget.trials, size)
     # A prediction repeated is the same prediction.
     confirmations = 0 if plan.context.device.is_virtual else FINALISTS
-    worst_s: float = (trials + confirmations) * plan.request.probe_timeout_s
+    # Predicting beforehand takes a share of the time that the trials would.
+    screened = 0.0 if plan.context.device.is_virtual else SHARE * trials
+    worst_s: float = (trials + screened + confirmations) * plan.request.probe_timeout_s
     if budget.wall_time_s is not None:
         worst_s = min(worst_s, 1.25 * budget.wall_time_s + plan.request.probe_timeout_s)
     context = plan.context

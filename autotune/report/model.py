@@ -46,7 +46,7 @@ class Report:
         trials: All trials, by number.
         pareto_numbers: Numbers of the Pareto set's trials.
         created_at: When it was written, ISO 8601 in UTC.
-        finished: Whether the search used up its budget or its space.
+        finished: Whether the search used up its budget or its space, or nothing was left to gain.
         interrupted: Whether it was stopped by the user.
         baseline_number: The trial that changes nothing.
         device: The :class:`~autotune.space.context.DeviceInfo` as a mapping.

@@ -220,3 +220,15 @@ def test_the_default_run_folder_is_named_after_the_model() -> None:
     path = default_run_dir("Qwen/Qwen3-0.6B")
     assert path.parent == Path("runs")
     assert path.name.startswith("Qwen3-0.6B-")
+
+
+def test_a_search_that_is_done_says_so_and_how_to_go_on(run: Path) -> None:
+    report = make_tuner(run).search(Budget(trials=30, min_gain=0.3))
+    (notice,) = [text for text in report.notices if "ended after" in text]
+    assert f"ended after {len(report.trials)} of 30 trials" in notice
+    assert "30.0%" in notice
+    assert "--min-gain 0 with --resume" in notice
+    assert report.finished
+    resumed = make_tuner(run, resume=True).search(Budget(trials=30, min_gain=0.0))
+    assert sum(trial.num_probes > 0 for trial in resumed.trials) == 30
+    assert not any("ended after" in text for text in resumed.notices)
