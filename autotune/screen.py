@@ -57,6 +57,7 @@ def allowance_s(
     wall_time_s: float | None,
     slots: int = 1,
     spent_s: float = 0.0,
+    share: float = SHARE,
 ) -> float:
     """Return the seconds that predicting may take.
 
@@ -66,10 +67,11 @@ def allowance_s(
         wall_time_s: Limit of the search's time; None if there is none.
         slots: Probes that run at a time.
         spent_s: What an interrupted part of the same search has spent on it.
+        share: Of the time that the probes take.
     """
     limits = [] if wall_time_s is None else [wall_time_s]
     limits += [] if num_trials is None else [probe_s * num_trials / slots]
-    return max(SHARE * min(limits, default=0.0) - spent_s, 0.0)
+    return max(share * min(limits, default=0.0) - spent_s, 0.0)
 
 
 def open_virtual(device: str, plan: Plan, folder: RunFolder) -> Executor:
@@ -103,6 +105,7 @@ class Screening:
             default subprocesses.
         on_screen: Called with the number of predictions made and the number of candidates, at
             the start and after each prediction; at an early end with both alike.
+        share: Of the time that the search's probes are expected to take, what it may take.
     """
 
     def __init__(
@@ -114,9 +117,11 @@ class Screening:
         earlier: Mapping[str, Any] | None = None,
         open_executor: Callable[[str, Plan, RunFolder], Executor] | None = None,
         on_screen: Callable[[int, int], None] = lambda num_done, num_all: None,
+        share: float = SHARE,
     ) -> None:
         self.notices: tuple[str, ...] = ()
         self._plan = plan
+        self._share = share
         self._folder = folder
         self._objectives = tuple(objectives)
         self._open_executor = open_executor or open_virtual
@@ -232,6 +237,7 @@ class Screening:
             wall_time_s=wall_time_s,
             slots=executor.slots,
             spent_s=self._spent_s,
+            share=self._share,
         )
         end_s = started + allowed
         if deadline_s is not None:

@@ -92,7 +92,9 @@ def _write_tiny(name: str, model: Path, folder: Path) -> None:
     made = demo.make({"folder": str(folder / "tokenizer")})
     tokenizer = transformers.AutoTokenizer.from_pretrained(made["model"])
     shared = {
-        "vocab_size": 8192,
+        # More rows than tokens: as in real models, logits take a good part of the memory. With
+        # few of them the process itself would take most, whatever the settings.
+        "vocab_size": 32768,
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": None,
         "eos_token_id": tokenizer.eos_token_id,

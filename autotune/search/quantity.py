@@ -26,6 +26,9 @@ MOST_GUESSES = 300
 LESSON_NOISE = 0.1
 """What a prediction's error in another run says of the one in this run, at best."""
 
+FAITH = 10.0
+"""How much likelier predictions are held to be of use than not, before anything was measured."""
+
 BEYOND = 0.02
 """How far beyond a limit something is taken to be, at least, that is known to be over it."""
 
@@ -128,38 +131,68 @@ class Quantity:
         if not is_log:
             return self._linear(rows, values)
         logs = np.log(values)
-        prior, doubt = self._prior(logs)
-        scales = UNPREDICTED if self._guessed is None else self._predicted
-        learnt = list(self._lessons) if self._guessed is not None else []
-        noted = [np.log(self._lessons[row]) for row in learnt]
-        known = [*(logs - prior[rows]), *noted]
-        noise = [*doubt[rows], *[LESSON_NOISE] * len(learnt)]
+        over = (list(above), float(np.log(limit)) + BEYOND)
+        unaided, unaided_score = self._unaided(rows, logs, over)
+        if self._guessed is None:
+            return unaided
+        aided, aided_score = self._aided(rows, logs, over)
+        doubt = 1.0 / (1.0 + FAITH * float(np.exp(np.clip(aided_score - unaided_score, -50, 50))))
+        return _mixed(aided, unaided, doubt)
 
-        def model(more: Sequence[int] = (), at: Sequence[float] = ()) -> Residuals:
-            extra = [*noise, *[BEYOND] * len(more)]
-            return Residuals(
-                self._likeness,
-                [*rows, *learnt, *more],
-                [*known, *at],
-                extra,
-                scales,
-                shares=None if self._guessed is None else self._shares,
-            )
-
-        found = model()
-        if above:
-            # Those that are believed to be within the limit are moved beyond it.
-            least = np.log(limit) + BEYOND - prior[list(above)]
-            mean, _ = found.posterior(above)
-            found = model(list(above), list(np.maximum(mean, least)))
+    def _aided(
+        self, rows: list[int], logs: Array, over: tuple[list[int], float]
+    ) -> tuple[Belief, float]:
+        """Return what predictions and what is learnt of them say, and how likely it is."""
+        assert self._guessed is not None
+        prior, doubt = self._guessed
+        learnt = list(self._lessons)
+        noted = [float(np.log(self._lessons[row])) for row in learnt]
+        found = self._learn(
+            [*rows, *learnt],
+            [*(logs - prior[rows]), *noted],
+            [*doubt[rows], *[LESSON_NOISE] * len(learnt)],
+            (over[0], over[1] - prior[over[0]]),
+            self._predicted,
+            self._shares,
+        )
         mean, deviation = found.posterior(range(self._size))
-        return Belief(mean=prior + mean, deviation=np.sqrt(deviation**2 + doubt**2), is_log=True)
+        together = np.sqrt(deviation**2 + doubt**2)
+        return Belief(mean=prior + mean, deviation=together, is_log=True), found.score
 
-    def _prior(self, logs: Array) -> tuple[Array, Array]:
-        if self._guessed is not None:
-            return self._guessed
+    def _unaided(
+        self, rows: list[int], logs: Array, over: tuple[list[int], float]
+    ) -> tuple[Belief, float]:
+        """Return what follows from measurements alone, and how likely they are then."""
         centre = float(logs.mean()) if len(logs) else 0.0
-        return np.full(self._size, centre), np.zeros(self._size)
+        limits = np.full(len(over[0]), over[1] - centre)
+        found = self._learn(
+            rows, list(logs - centre), [0.0] * len(rows), (over[0], limits), UNPREDICTED, None
+        )
+        mean, deviation = found.posterior(range(self._size))
+        return Belief(mean=centre + mean, deviation=deviation, is_log=True), found.score
+
+    def _learn(
+        self,
+        rows: list[int],
+        known: list[float],
+        noise: list[float],
+        over: tuple[list[int], Array],
+        scales: Scales,
+        shares: Array | None,
+    ) -> Residuals:
+        """Return what is learnt, with candidates that are over a limit moved beyond it."""
+        found = Residuals(self._likeness, rows, known, noise, scales, shares=shares)
+        more, least = over
+        if not more:
+            return found
+        mean, _ = found.posterior(more)
+        moved = [float(value) for value in np.maximum(mean, least)]
+        noise = [*noise, *[BEYOND] * len(more)]
+        again = Residuals(
+            self._likeness, [*rows, *more], [*known, *moved], noise, scales, shares=shares
+        )
+        again.score = found.score  # of what was measured alone
+        return again
 
     def _linear(self, rows: Sequence[int], values: Array) -> Belief:
         """Return the belief of a quantity that is not always positive; predictions are no help."""
@@ -168,6 +201,14 @@ class Quantity:
         model = Residuals(self._likeness, rows, known, np.zeros(len(rows)), UNPREDICTED)
         mean, deviation = model.posterior(range(self._size))
         return Belief(mean=centre + scale * mean, deviation=scale * deviation, is_log=False)
+
+
+def _mixed(first: Belief, second: Belief, share: float) -> Belief:
+    """Return the belief that the second one is right with a probability of ``share``."""
+    mean = (1.0 - share) * first.mean + share * second.mean
+    spread = (1.0 - share) * (first.deviation**2 + first.mean**2)
+    spread += share * (second.deviation**2 + second.mean**2)
+    return Belief(mean=mean, deviation=np.sqrt(np.maximum(spread - mean**2, 1e-12)), is_log=True)
 
 
 def _matrix(shares: Mapping[int, Mapping[str, float]], size: int) -> Array | None:

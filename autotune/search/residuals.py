@@ -136,6 +136,10 @@ class Residuals:
         scales: What is expected before anything is observed.
         shares: Share of each part in each candidate's prediction; None if there is none.
             Shape (C, P), for all C candidates that ``likeness`` knows.
+
+    Attributes:
+        scales: Those under which what was observed is likeliest.
+        score: The logarithm of how likely that is, but for a constant of the observations' number.
     """
 
     def __init__(
@@ -161,7 +165,7 @@ class Residuals:
             if best is None or score > best[0]:
                 best = (score, tried)
         assert best is not None
-        self.scales = best[1]
+        self.score, self.scales = best
         self._factor: Array = np.asarray(np.linalg.cholesky(self._covariance(self.scales)))
         self._weights = _solve(self._factor, self._observed)
 
