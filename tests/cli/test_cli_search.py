@@ -172,7 +172,7 @@ def test_an_interrupted_search_shows_what_it_has(
     machine: dict[str, Any], cli: Callable[..., Done]
 ) -> None:
     machine["fault"] = interrupting_at(3)
-    done = cli(*SEARCH, "--trials", 8, "--run-dir", "here")
+    done = cli(*SEARCH, "--trials", 8, "--no-screen", "--run-dir", "here")
     assert done.code == 130
     assert "GiB" in done.out
     assert "--resume" in done.err

@@ -45,7 +45,7 @@ def budget_in_sight(report: Report) -> bool:
     return budget is not None and budget <= BUDGET_IN_SIGHT * max(peaks, default=0)
 
 
-def caption(report: Report, *, num_predicted: int = 0) -> list[str]:
+def caption(report: Report, predicted: Sequence[PredictedPoint] = ()) -> list[str]:
     """Return what must be known to read the picture, in whole sentences."""
     found = ["Up is faster, left is leaner."]
     if report.is_predicted:
@@ -66,10 +66,13 @@ def caption(report: Report, *, num_predicted: int = 0) -> list[str]:
             f"{counted(num_oom, 'trial')} ran out of memory, so without a rate: below, at the"
             f" {'budget' if budget_in_sight(report) else 'right edge'}."
         )
-    if num_predicted:
+    if predicted:
+        num_predicted = len(predicted)
         drawn_only = f" ({MOST_PREDICTED:,} of {num_predicted:,})"
         aside = drawn_only if num_predicted > MOST_PREDICTED else ""
-        found.append(f"Small squares are predictions without a probe{aside}.")
+        scaled = ", multiplied by what was measured over predicted of the trials"
+        how = scaled if any(item.is_scaled for item in predicted) else ""
+        found.append(f"Small squares are predictions without a probe{how}{aside}.")
     return [*found, "Point at a trial for its settings; select it to go to its row."]
 
 
@@ -83,7 +86,10 @@ def failed_text(trial: Trial) -> str:
 def predicted_text(point: PredictedPoint) -> str:
     """Return what is shown over a candidate that was predicted only."""
     figures = f"{format_rate(point.rate)} tokens/s, {format_gib(point.peak_bytes)} peak"
-    return "<br>".join(["<b>predicted, not run</b>", figures, *_wrapped(point.label)])
+    lines = ["<b>predicted, not run</b>", figures]
+    if point.is_scaled:
+        lines.append("as predicted, times what was measured over predicted elsewhere")
+    return "<br>".join([*lines, *_wrapped(point.label)])
 
 
 def trial_text(report: Report, trial: Trial) -> str:

@@ -70,7 +70,7 @@ def render(report: Report, predicted: Sequence[PredictedPoint] = ()) -> str:
     text: str = environment.get_template("page.html").render(
         **_context(report),
         figure=drawing,
-        caption=captions.caption(report, num_predicted=len(predicted)),
+        caption=captions.caption(report, predicted),
         style=safe(_read("page.css")),
         script=safe(own),
         plotly=safe(plotly),

@@ -24,6 +24,7 @@ PICK_MEANS = {
     "fastest": "the highest rate",
     "leanest": "the lowest peak",
     "balanced": "gives up least of both, and is best.yaml",
+    "highest-fidelity": "trains most nearly as one would without a memory limit",
 }
 ROLES = {
     "baseline": "baseline",

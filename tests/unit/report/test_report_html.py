@@ -351,10 +351,13 @@ def test_predictions_beside_a_run_are_read_leniently(tmp_path: Path) -> None:
     ]
     text = "".join(json.dumps(record) + "\n" for record in records) + '{"prediction": {"cand'
     (tmp_path / "predictions.jsonl").write_text(text)
+    # Trial 1 took ten times the memory and was two hundred times as fast as predicted.
     assert html.read_predictions(tmp_path, report) == (
-        PredictedPoint(label="a=2", peak_bytes=GIB, rate=8.0),
-        PredictedPoint(label="a=3", peak_bytes=7, rate=6.0),
+        PredictedPoint(label="a=2", peak_bytes=10 * GIB, rate=1600.0, is_scaled=True),
+        PredictedPoint(label="a=3", peak_bytes=70, rate=1200.0, is_scaled=True),
     )
+    first, *_ = html.read_predictions(tmp_path, make_report([]))
+    assert first == PredictedPoint(label="a=2, b=1", peak_bytes=GIB, rate=8.0)
 
 
 def test_predictions_are_drawn_beside_measured_trials() -> None:
