@@ -19,8 +19,9 @@ FEW_DRAWS = 12
 FEW_WEIGHED = 32
 """The same for three objectives and more, where each volume is worked out by itself."""
 
-LEAST_CHANCE = 0.8
-"""How likely a candidate must be to fit, as long as there is one that is that likely."""
+CAUTION = 2.0
+"""How much more than it gains nothing a probe that runs out of memory costs: what a candidate is
+expected to gain counts with this power of the chance that it fits, beside that chance itself."""
 
 SIMPLE = 2
 """Objectives up to which the volumes of all candidates are worked out at once."""
@@ -68,14 +69,15 @@ class Weighing:
         draws, loads = self._draw(rows, random)
         fits = loads <= 1.0
         chance = fits.mean(axis=0)
-        allowed = chance >= min(LEAST_CHANCE, float(chance.max()))
+        allowed = chance > 0.0
         weighed = self._worth_weighing(rows, allowed, reference, scale)
         points = as_gains(draws[:, weighed, :], reference, self.directions, scale)
         added = improvements(points.reshape(-1, points.shape[-1]), front)
         added = added.reshape(points.shape[:2]) * fits[:, weighed]
         found = np.full(len(rows), NEVER)
         volume = hypervolume(front)
-        found[weighed] = added.mean(axis=0) * chances[weighed] / (volume if volume > 0 else 1.0)
+        likely = chances[weighed] * chance[weighed] ** CAUTION
+        found[weighed] = added.mean(axis=0) * likely / (volume if volume > 0 else 1.0)
         return found
 
     def _known(self) -> Array:

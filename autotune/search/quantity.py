@@ -136,6 +136,8 @@ class Quantity:
         if self._guessed is None:
             return unaided
         aided, aided_score = self._aided(rows, logs, over)
+        if not rows:
+            return aided
         doubt = 1.0 / (1.0 + FAITH * float(np.exp(np.clip(aided_score - unaided_score, -50, 50))))
         return _mixed(aided, unaided, doubt)
 
@@ -157,7 +159,17 @@ class Quantity:
         )
         mean, deviation = found.posterior(range(self._size))
         together = np.sqrt(deviation**2 + doubt**2)
-        return Belief(mean=prior + mean, deviation=together, is_log=True), found.score
+        # How likely what was measured is, given the lessons.
+        alone = self._learn(
+            learnt,
+            noted,
+            [LESSON_NOISE] * len(learnt),
+            ([], prior[[]]),
+            self._predicted,
+            self._shares,
+        )
+        belief = Belief(mean=prior + mean, deviation=together, is_log=True)
+        return belief, found.score - alone.score
 
     def _unaided(
         self, rows: list[int], logs: Array, over: tuple[list[int], float]

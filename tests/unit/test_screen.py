@@ -76,14 +76,19 @@ class Stage:
 
 
 def test_the_allowance_is_a_share_of_what_the_probes_take() -> None:
-    assert allowance_s(20.0, num_trials=40, wall_time_s=None) == pytest.approx(80.0)
-    assert allowance_s(20.0, num_trials=40, wall_time_s=None, slots=4) == pytest.approx(20.0)
-    assert allowance_s(20.0, num_trials=None, wall_time_s=600.0) == pytest.approx(60.0)
-    assert allowance_s(20.0, num_trials=40, wall_time_s=100.0) == pytest.approx(10.0)
-    assert allowance_s(20.0, num_trials=1, wall_time_s=600.0) == pytest.approx(2.0)
-    assert allowance_s(20.0, num_trials=40, wall_time_s=None, spent_s=30.0) == pytest.approx(50.0)
+    def share_of(seconds: float) -> object:
+        return pytest.approx(screen.SHARE * seconds)
+
+    assert allowance_s(20.0, num_trials=40, wall_time_s=None) == share_of(800.0)
+    assert allowance_s(20.0, num_trials=40, wall_time_s=None, slots=4) == share_of(200.0)
+    assert allowance_s(20.0, num_trials=None, wall_time_s=600.0) == share_of(600.0)
+    assert allowance_s(20.0, num_trials=40, wall_time_s=100.0) == share_of(100.0)
+    assert allowance_s(20.0, num_trials=1, wall_time_s=600.0) == share_of(20.0)
+    spent = allowance_s(20.0, num_trials=40, wall_time_s=None, spent_s=30.0)
+    assert spent == pytest.approx(screen.SHARE * 800.0 - 30.0)
     assert allowance_s(20.0, num_trials=40, wall_time_s=None, spent_s=99.0) == 0.0
     assert allowance_s(20.0, num_trials=None, wall_time_s=None) == 0.0
+    assert allowance_s(20.0, num_trials=40, wall_time_s=None, share=0.5) == pytest.approx(400.0)
 
 
 def test_a_small_space_is_predicted_as_a_whole_baseline_and_leanest_first(run: Path) -> None:
@@ -211,7 +216,7 @@ def test_too_short_a_search_predicts_nothing_and_says_so(
     assert stage.screening.guesses() == []
     assert stage.screening.summary == {}
     (notice,) = stage.screening.notices
-    assert "10% of the time that the probes should take" in notice
+    assert f"{screen.SHARE:.0%} of the time that the probes should take" in notice
 
 
 def test_a_search_that_is_over_or_nearly_so_predicts_nothing(run: Path) -> None:
@@ -234,8 +239,8 @@ def test_time_that_is_used_up_ends_it(run: Path, monkeypatch: pytest.MonkeyPatch
     trials = stage.trials()
     total_s = trials[0].results[-1].timeline.total_s
     assert total_s is not None
-    stage.screening.run(stage.real, trials, 10, None)
-    allowed = 0.1 * 10 * total_s
+    stage.screening.run(stage.real, trials, 16, None)
+    allowed = screen.SHARE * 16 * total_s
     assert 0 < len(stage.specs) < stage.plan.space.size()
     assert stage.screening.spent_s <= allowed
     assert stage.heard[-1] == (len(stage.specs), len(stage.specs))

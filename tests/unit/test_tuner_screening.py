@@ -122,7 +122,9 @@ def test_a_virtual_card_is_not_predicted_for(run: Path, sampler: Sampler) -> Non
 def test_a_short_search_says_why_nothing_was_predicted(run: Path, sampler: Sampler) -> None:
     report = make_tuner(run, pins=PINS).search(Budget(2))
     assert report.screening == {}
-    assert any("before they were probed: 10% of" in notice for notice in report.notices)
+    assert any(
+        f"before they were probed: {screen.SHARE:.0%} of" in notice for notice in report.notices
+    )
 
 
 def test_ctrl_c_while_predicting_ends_in_order_and_resuming_goes_on(
