@@ -39,7 +39,7 @@ class Inputs:
 TABLES = (
     Inputs(name="gemma3", global_batch=4, measured_steps=4, sentences=(2, 24)),
     Inputs(name="gpt_neox", global_batch=8, measured_steps=4, sentences=(1, 16)),
-    Inputs(name="smollm2", global_batch=4, measured_steps=2, sentences=(1, 6)),
+    Inputs(name="smollm2", global_batch=4, measured_steps=3, sentences=(1, 6)),
 )
 """In the order in which they are measured: the one that takes longest last."""
 
