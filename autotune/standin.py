@@ -15,7 +15,7 @@ from autotune.errors import JournalError, UsageError
 from autotune.probe.result import Measurement, MemoryPeak
 from autotune.space.context import DeviceInfo
 from autotune.virtual import cards
-from autotune.virtual.cards import LAUNCH_S, Card
+from autotune.virtual.cards import CPU, LAUNCH_S, Card
 
 CPU_CONTEXT_BYTES = 472_000_000
 """Resident size of a probe's process on the CPU before its model is loaded: the peaks of the phase
@@ -76,7 +76,7 @@ def of_cpu(
         id="this-cpu",
         name=f"{device.label} (this CPU)",
         vendor="none",
-        architecture="cpu",
+        architecture=CPU,
         # Of the kernels that cards choose between, the CPU's attention is like those of Ampere.
         compute_capability="8.0",
         multiprocessors=1,

@@ -7,15 +7,22 @@ from collections.abc import Iterator
 
 from autotune.errors import UsageError
 from autotune.virtual import cards, device, placement, state, values
-from autotune.virtual.cards import Card
+from autotune.virtual.cards import CPU, Card
 from autotune.virtual.roofline import Roofline
 from autotune.virtual.session import Session
 from autotune.virtual.trace import Trace
 
 
 def session_for(card: Card) -> Session:
-    """Return a session that has the card's memory, capability and rates."""
+    """Return a session that has the card's memory, capability and rates.
+
+    What stands for a CPU (:func:`autotune.standin.of_cpu`) computes as a CPU does.
+    """
+    is_cpu = card.architecture == CPU
     return Session(
+        host_kernels=is_cpu,
+        has_triton=not is_cpu,
+        scratch=not is_cpu,
         capability=card.capability,
         workspace_bytes=card.cublas_workspace_bytes,
         roofline=Roofline(card),

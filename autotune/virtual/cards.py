@@ -33,6 +33,9 @@ SOURCE_OF = {
 }
 """The key in ``sources`` that tells of each figure."""
 
+CPU = "cpu"
+"""Architecture of what stands for a processor; the catalogue has none such."""
+
 LAUNCH_S = 6e-6
 """Time per operator that can't be hidden: PyTorch's dispatch and the kernel launch."""
 

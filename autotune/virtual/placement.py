@@ -58,7 +58,8 @@ def placed(session: Session) -> Iterator[None]:
         _patch_transformers(stack, session)
         quantised.install(stack)
         flash.install(stack, session)
-        loss.install(stack, session, device.DEVICE_TYPE)
+        if session.has_triton:
+            loss.install(stack, session, device.DEVICE_TYPE)
         stack.enter_context(observed(session.trace))
         session.until_end = stack
         yield

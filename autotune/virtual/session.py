@@ -21,6 +21,7 @@ class Session:
         roofline: Turns work into seconds; None to count work only.
         scratch: Whether kernels take the memory of a card's kernels beyond their results.
         host_kernels: Whether attention goes the CPU's way, to compare with real tensors there.
+        has_triton: Whether TRL's loss runs in Triton kernels, as on a card.
     """
 
     def __init__(
@@ -31,6 +32,7 @@ class Session:
         roofline: Any = None,
         scratch: bool = True,
         host_kernels: bool = False,
+        has_triton: bool = True,
         name: str = "virtual",
         total_bytes: int = 0,
         multiprocessors: int = 1,
@@ -41,6 +43,7 @@ class Session:
         self.roofline = roofline
         self.scratch = scratch
         self.host_kernels = host_kernels
+        self.has_triton = has_triton
         self.name = name
         self.total_bytes = total_bytes
         self.multiprocessors = multiprocessors
