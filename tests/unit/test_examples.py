@@ -79,7 +79,8 @@ def commands() -> dict[str, Any]:
 
 
 def options_of(command: Any) -> set[str]:
-    return {name for param in command.params for name in param.opts} | {"--help", "-h"}
+    named = [name for item in command.params for name in (*item.opts, *item.secondary_opts)]
+    return {*named, "--help", "-h"}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from autotune import standin
 from autotune.probe.result import Measurement, MemoryPeak, StepRecord
 from autotune.testing.contexts import make_cpu, make_gpu
 from autotune.virtual import cards
+from autotune.virtual.api import session_for
 
 GIB = 1 << 30
 RATES = {"fp32": 0.1, "bf16": 0.2, "bandwidth_bytes_per_s": 2e10}
@@ -147,3 +148,12 @@ def test_a_prediction_counts_as_the_device_would_have_measured_it() -> None:
     # No more than the heap keeps before it shrinks.
     assert standin.as_measured("cpu", kept, card).peak_bytes == GIB + (256 << 20) + 500
     assert on_cpu.tokens_per_s == predicted.tokens_per_s
+
+
+def test_what_stands_for_a_cpu_computes_as_one() -> None:
+    rates = {"fp32": 0.1, "bf16": 0.2, "bandwidth_bytes_per_s": 2e10}
+    cpu = session_for(standin.of_cpu(make_cpu(), rates))
+    card = session_for(cards.find("rtx-4090"))
+    # TRL's loss in Triton kernels, attention by CUDA's choice and kernels' own memory: a card's.
+    assert (cpu.has_triton, cpu.host_kernels, cpu.scratch) == (False, True, False)
+    assert (card.has_triton, card.host_kernels, card.scratch) == (True, False, True)
