@@ -36,7 +36,7 @@ class Learnt:
 
 
 def check_folders(paths: Sequence[str | Path], own: RunFolder) -> tuple[RunFolder, ...]:
-    """Return the run folders at ``paths``.
+    """Return the run folders at ``paths``, each once.
 
     Args:
         paths: As given to ``--learn-from``.
@@ -45,7 +45,7 @@ def check_folders(paths: Sequence[str | Path], own: RunFolder) -> tuple[RunFolde
     Raises:
         UsageError: If one is no folder of a search, or the search's own.
     """
-    found = []
+    found: dict[Path, RunFolder] = {}
     for path in paths:
         folder = RunFolder(path)
         if not folder.path.is_dir():
@@ -63,8 +63,8 @@ def check_folders(paths: Sequence[str | Path], own: RunFolder) -> tuple[RunFolde
                 f"{folder.path} holds no search, so that nothing can be learnt from it.",
                 hint="Give --learn-from the folder of an earlier search: one with a report.json.",
             )
-        found.append(folder)
-    return tuple(found)
+        found.setdefault(folder.path.resolve(), folder)
+    return tuple(found.values())
 
 
 def learn(

@@ -7,6 +7,7 @@ be compared and summed: positive is over, zero or less is within.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -54,6 +55,22 @@ class Objective:
                 f"objective {self.name!r} has the direction {self.direction!r}.",
                 hint="Use 'minimize' or 'maximize'.",
             )
+
+    def of(self, measurement: Measurement) -> Interval:
+        """Return the value of one measurement with its spread.
+
+        Raises:
+            ValueError: If it has none that can be compared: ``read`` fails, or gives what is no
+                interval of finite numbers.
+        """
+        try:
+            found = self.read(measurement)
+        except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+            raise ValueError(f"reading it failed with {error!r}") from error
+        values = [getattr(found, name, None) for name in ("median", "low", "high")]
+        if not all(isinstance(item, int | float) and math.isfinite(item) for item in values):
+            raise ValueError(f"it is {found!r}")
+        return found
 
     @property
     def maximize(self) -> bool:

@@ -299,6 +299,7 @@ class Screening:
         known = [item.candidate for item in self._known.values()]
         order = spread(first, others, known=known, seed=self._plan.request.seed)
         num_all = len(first) + len(others) + len(known)
+        shutil.rmtree(self._place, ignore_errors=True)  # left by a run that was killed
         executor = self._open_executor(device, self._plan, self._folder)
         try:
             self._on_screen(len(known), num_all)
@@ -372,7 +373,7 @@ class Screening:
             peak_bytes = measurement.peak_bytes
             for objective in self._objectives:
                 try:
-                    values[objective.name] = objective.read(measurement).median
+                    values[objective.name] = objective.of(measurement).median
                 except ValueError:  # it has none
                     continue
         prediction = Screened(

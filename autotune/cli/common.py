@@ -217,10 +217,13 @@ def check_file(path: Path, option: str) -> None:
     A missing folder is not made: more often than not its name is a slip.
 
     Raises:
-        UsageError: If it is a folder, or its own folder is missing or may not be written.
+        UsageError: If it is there and no regular file, which would be replaced by one; or its own
+            folder is missing or may not be written.
     """
     if path.is_dir():
         raise UsageError(f"{option}: {path} is a folder.", hint="Give the name of a file.")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{option}: {path} is no file.", hint="Give the name of a file.")
     if not path.parent.is_dir():
         raise UsageError(
             f"{option}: there is no folder {path.parent}.",

@@ -31,7 +31,6 @@ _SAME = (
     "dataset_config",
     "revision",
     "weights",
-    "trust_remote_code",
     "measured_steps",
     "processes",
     "seed",
@@ -60,6 +59,7 @@ def explain(
             "  [default: only where nothing fits]",
         ),
     ] = None,
+    trust_remote_code: options.TrustRemoteCode = False,
     as_json: options.Json = False,
 ) -> int:
     """Say why a trial of a run is what it is, and what other settings would trade.
@@ -76,7 +76,7 @@ def explain(
         chosen = _chosen(found, trial if trial is not None else pick)
         explained = why.explain(found, chosen)
         if predict or (predict is None and explained.nothing_fits):
-            explained = _predicted(explained, run)
+            explained = _predicted(explained, run, is_trusted=trust_remote_code)
         if as_json:
             common.show_json(explained.to_dict())
         else:
@@ -97,7 +97,7 @@ def _chosen(report: Report, which: str | None) -> Trial:
     return report.pick(which)
 
 
-def _predicted(explained: Explanation, run: Path) -> Explanation:
+def _predicted(explained: Explanation, run: Path, *, is_trusted: bool) -> Explanation:
     """Return the explanation with predictions, or with a note on why there are none."""
     from autotune import whatif
     from autotune.runfolder import RunFolder
@@ -105,7 +105,7 @@ def _predicted(explained: Explanation, run: Path) -> Explanation:
     folder = RunFolder(run if run.is_dir() else run.parent)
     try:
         common.say("making the run's plan anew for predictions ...")
-        request = _request(folder, explained.report)
+        request = _request(folder, explained.report, is_trusted=is_trusted)
         with whatif.opened(request, folder, explained.report, on_probe=_say_of) as predictor:
             if explained.nothing_fits:
                 return predictor.fitting(explained)
@@ -128,10 +128,13 @@ def _say_of(changes: Mapping[str, Any]) -> None:
     common.say(f"predicting {trl_yaml.settings(changes)} ...")
 
 
-def _request(folder: RunFolder, report: Report) -> Request:
+def _request(folder: RunFolder, report: Report, *, is_trusted: bool) -> Request:
     """Return what a run was asked for, as its command line says.
 
+    A run folder may come from others: what in it has code run is not taken from it alone.
+
     Raises:
+        UsageError: If code would run that the user of this command has not said to trust.
         UsageError: If there is no such command line, as for a search from Python.
         AutotuneError: If it asks for what is no longer there.
     """
@@ -141,10 +144,22 @@ def _request(folder: RunFolder, report: Report) -> Request:
 
     given = _options(str(folder.read_run().get("command") or ""))
     space = given["space"] or given["trainer"]
+    codes = [
+        ("the model's own code (--trust-remote-code)", given["trust_remote_code"]),
+        (f"the reward {given['reward']}", ":" in (given["reward"] or "")),
+        (f"the trainer {given['trainer']}", ":" in given["trainer"]),
+    ]
+    found = [what for what, is_asked in codes if is_asked]
+    if found and not is_trusted:
+        raise UsageError(
+            f"the run's command line has code run: {' and '.join(found)}.",
+            hint="Give --trust-remote-code if you trust it.",
+        )
     pinned = common.pins(given["pin"] or ())
     limit_s = common.duration_s(given["probe_timeout"], "--probe-timeout")
     return Request(
         **{name: given[name] for name in _SAME},
+        trust_remote_code=bool(given["trust_remote_code"]),
         # A command for several cards has a run for each.
         device=str(report.device.get("name") or given["device"]),
         space=_scored_by(given["reward"], space) if given["reward"] else SearchSpace.load(space),

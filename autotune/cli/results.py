@@ -57,6 +57,11 @@ def report(
         from autotune.report.html import page
 
         common.check_file(html, "--html")
+        if html.exists() and html.stat().st_size and not page.is_page(html):
+            raise UsageError(
+                f"--html: {html} is there already, and is no page of a report.",
+                hint="Give another name.",
+            )
         page.check()
     with _reading(run):
         found = load_report(run)

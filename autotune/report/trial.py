@@ -163,8 +163,8 @@ class Trial:
         if pooled is None:
             raise ValueError(f"trial {self.number} has no measurement")
         if objective.per == "step":
-            return objective.read(pooled)
-        values = [objective.read(item).median for item in self.measurements]
+            return objective.of(pooled)
+        values = [objective.of(item).median for item in self.measurements]
         return Interval(median=statistics.median(values), low=min(values), high=max(values))
 
     @property

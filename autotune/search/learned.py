@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.search.gain import Weighing
+from autotune.search.gain import NEVER, Weighing
 from autotune.search.guess import Guess, Lesson
 from autotune.search.quantity import Quantity
 from autotune.search.residuals import Likeness
@@ -165,6 +165,7 @@ class LearnedSampler(optuna.samplers.BaseSampler):
         if not left:
             return {}
         gains = self._weighing(told).gains(left, self._chances(told, left), self._random)
+        gains = np.nan_to_num(gains, nan=NEVER, posinf=NEVER)
         best = np.flatnonzero(gains >= gains.max())
         self.expected_gain = float(gains.max())
         return options.params[left[int(self._random.choice(best))]]

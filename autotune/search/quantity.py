@@ -88,9 +88,9 @@ class Quantity:
         self._likeness = likeness
         self._size = size
         self._predicted = PREDICTED_MEMORY if is_memory else PREDICTED_TIME
-        self._lessons = {row: ratio for row, ratio in lessons.items() if ratio > 0}
+        self._lessons = _sound(lessons)
         self._shares = _matrix(shares or {}, likeness.size)
-        usable = {row: value for row, value in guesses.items() if value > 0}
+        usable = _sound(guesses)
         self._guessed = self._fill(usable) if usable else None
 
     def _fill(self, guesses: Mapping[int, float]) -> tuple[Array, Array]:
@@ -213,6 +213,11 @@ class Quantity:
         model = Residuals(self._likeness, rows, known, np.zeros(len(rows)), UNPREDICTED)
         mean, deviation = model.posterior(range(self._size))
         return Belief(mean=centre + scale * mean, deviation=scale * deviation, is_log=False)
+
+
+def _sound(values: Mapping[int, float]) -> dict[int, float]:
+    """Return those that have a logarithm, within what any quantity can be."""
+    return {row: value for row, value in values.items() if 1e-100 < value < 1e100}
 
 
 def _mixed(first: Belief, second: Belief, share: float) -> Belief:

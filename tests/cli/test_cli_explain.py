@@ -234,3 +234,21 @@ def test_nothing_stands_for_some_devices(
     words = " ".join(done.out.split())
     assert "nothing can be predicted for the run's device" in words
     assert "it is too strange" in words
+
+
+@pytest.mark.parametrize(
+    "asked", [("--trust-remote-code",), ("--reward", "os:system"), ("--trainer", "mine:Adapter")]
+)
+def test_code_that_a_run_folder_names_is_not_run_unasked(
+    asked: tuple[str, ...], card: Card, cli: Callable[..., Done]
+) -> None:
+    """The folder may be somebody else's; nothing is made anew from it, and so nothing loaded."""
+    assert card.search("--trials", 2, folder="some").code == 0
+    record = json.loads(Path("some/run.json").read_text())
+    record["command"] = shlex.join([*shlex.split(record["command"]), *asked])
+    Path("some/run.json").write_text(json.dumps(record))
+    done = cli("explain", "some", "--predict")
+    words = " ".join(done.out.split())
+    assert "the run's command line has code run" in words
+    assert "--trust-remote-code if you trust it" in words
+    assert card.explaining["made"] == []

@@ -4,7 +4,8 @@ import pytest
 
 from autotune import objectives
 from autotune.errors import UnknownNameError, UsageError
-from autotune.probe.result import Measurement, MemoryPeak, StepRecord
+from autotune.objectives import Objective
+from autotune.probe.result import Interval, Measurement, MemoryPeak, StepRecord
 
 GIB = 1024**3
 
@@ -149,3 +150,25 @@ def test_a_plug_in_is_taken_by_its_own_name(monkeypatch):
     made = objectives.Objective(name, "J", "minimize", lambda item: item.tokens_per_s)
     monkeypatch.setitem(objectives.registry._entries, name, lambda: made)
     assert objectives.named([f" {name} "]) == (made,)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [float("nan"), float("inf"), 3.0, None],
+    ids=["nan", "inf", "no interval", "nothing"],
+)
+def test_a_value_that_cannot_be_compared_is_none(answer: object) -> None:
+    def read(measurement: object) -> object:
+        is_number = isinstance(answer, float) and answer != 3.0
+        return Interval(median=answer, low=0.0, high=1.0) if is_number else answer
+
+    with pytest.raises(ValueError, match="it is"):
+        Objective("odd", "u", "minimize", read).of(None)
+
+
+def test_a_reader_that_fails_has_no_value() -> None:
+    def read(measurement: object) -> object:
+        raise KeyError("nothing")
+
+    with pytest.raises(ValueError, match="nothing"):
+        Objective("odd", "u", "minimize", read).of(None)

@@ -302,3 +302,12 @@ def test_a_huge_space_is_sampled(run: Path) -> None:
     stage.run()
     assert 100 < len(stage.specs) <= MOST
     assert stage.specs[0].config["per_device_train_batch_size"] == 8
+
+
+def test_what_a_killed_run_left_is_no_obstacle(run: Path) -> None:
+    stage = Stage(run)
+    for number in range(12):
+        (run / "work" / "screening" / f"{number:04d}").mkdir(parents=True)
+    stage.run()
+    assert stage.screening.notices == ()
+    assert stage.screening.guesses()

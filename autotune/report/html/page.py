@@ -23,6 +23,8 @@ from autotune.report.model import Report
 from autotune.report.terminal import baseline_line, outcome_line
 
 PACKAGES = ("plotly.offline", "jinja2")
+_MARK = b'<meta name="generator" content="autotune">'
+_HEAD_BYTES = 4096
 HINT = "Install it with: pip install 'trl-autotune[html]'"
 
 
@@ -34,6 +36,15 @@ def check() -> None:
     """
     for name in PACKAGES:
         _package(name)
+
+
+def is_page(path: Path) -> bool:
+    """Whether a file is a page that :func:`write` wrote, so that another one may replace it."""
+    try:
+        with path.open("rb") as file:
+            return _MARK in file.read(_HEAD_BYTES)
+    except OSError:
+        return False
 
 
 def write(report: Report, path: Path, predicted: Sequence[PredictedPoint] = ()) -> Path:
