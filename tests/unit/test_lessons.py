@@ -154,6 +154,7 @@ def test_a_damaged_report_is_an_error(earlier: Path, tmp_path: Path) -> None:
 
 def test_a_folder_that_is_named_twice_teaches_once(tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "report.json").write_text("{}")
     named = [tmp_path / "one", f"{tmp_path}/one/", tmp_path / "one" / ".." / "one"]
     found = lessons.check_folders(named, RunFolder(tmp_path / "own"))
     assert len(found) == 1
