@@ -69,10 +69,14 @@ def read(path: Path) -> dict[str, float]:
 
 def _checked(value: Any, where: str) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and math.isfinite(value) and 0 < value <= MOST_PER_HOUR:
+    # Compared first: an integer can be too long to be made a float.
+    if is_number and 0 < value <= MOST_PER_HOUR and math.isfinite(value):
         return float(value)
+    # Only what is short is shown: YAML's aliases make a small file endless when written out.
+    is_short = isinstance(value, str | float | bool | None) or (is_number and abs(value) < 1e15)
+    shown = repr(value)[:40] if is_short else "it"
     raise UsageError(
-        f"{where}: {value!r} is no price per hour.",
+        f"{where}: {shown} is no price per hour.",
         hint="Give a positive number, without a currency.",
     )
 

@@ -41,6 +41,11 @@ def compare(
             hint=f"Name a second one, or see this one: autotune report {runs[0]}",
         )
     found = RunComparison(runs=tuple(_run(path) for path in runs))
+    console = common.stdout_console()
+    for run in found.runs:
+        # Of several runs, the one that is damaged is the one to be named.
+        with results._reading(Path(run.name)):
+            runs_text.render(RunComparison(runs=(run, run)), console.width)
     if found.obstacles and not anyway:
         raise UsageError(
             f"the runs are not comparable, since they differ in {'; '.join(found.obstacles)}.",
@@ -49,7 +54,6 @@ def compare(
     if as_json:
         common.show_json(found.to_dict())
         return 0
-    console = common.stdout_console()
     text = runs_text.render(found, console.width)
     plain = text.plain if console.no_color else text
     console.print(plain, markup=False, highlight=False, soft_wrap=True)

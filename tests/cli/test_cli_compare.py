@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -138,3 +139,19 @@ def test_lines_keep_to_the_width(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     assert max(map(len, cli("compare", *two).out.splitlines())) <= width
+
+
+def test_a_run_whose_figures_break_a_calculation_is_named(
+    found: Path, cli: Callable[..., Done]
+) -> None:
+    shutil.copytree(found, "other")
+    record = json.loads(Path("other/report.json").read_text())
+    for trial in record["trials"]:
+        for result in trial["results"]:
+            for step in (result["measurement"] or {}).get("steps", ()):
+                step["num_tokens"] = 0
+    Path("other/report.json").write_text(json.dumps(record))
+    for options in ((), ("--json",)):
+        done = cli("compare", found, "other", *options)
+        assert done.code == 1
+        assert "damaged" in done.err + done.out

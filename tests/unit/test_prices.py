@@ -79,3 +79,10 @@ def test_prices_of_other_cards_alone_are_refused() -> None:
     assert "rtx-4090, 24GiB" in caught.value.hint
     with pytest.raises(UsageError, match="not compared"):
         prices.by_card({"h200": 3.0}, COMPARED, from_file=True)
+
+
+def test_a_number_that_no_float_holds_is_no_price(tmp_path: Path) -> None:
+    path = tmp_path / "prices.yaml"
+    path.write_text(f"rtx-4090: {'9' * 401}\n")
+    with pytest.raises(UsageError, match="no price per hour"):
+        prices.read(path)

@@ -42,6 +42,8 @@ def read_predictions(run: Path, report: Report) -> tuple[PredictedPoint, ...]:
     passed over.
     """
     try:
+        if not (run / FILE).is_file():
+            return ()  # such as a pipe, which would have it wait
         text = (run / FILE).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ()
@@ -84,7 +86,7 @@ def _records(text: str) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
         try:
             record = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         inner = record.get("prediction", record) if isinstance(record, dict) else None
         if isinstance(inner, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from dataclasses import replace
@@ -401,3 +402,12 @@ def test_a_file_there_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert html.write(replace(make_report([make_trial(0)]), model="m/x"), target) == target
     assert target.read_text().startswith("<!doctype html>")
     assert [item.name for item in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_predictions_that_are_no_file_or_nested_are_passed_over(tmp_path: Path) -> None:
+    report = make_report([make_trial(0)])
+    (tmp_path / "predictions.jsonl").write_text("[" * 100_000 + "\n")
+    assert html.read_predictions(tmp_path, report) == ()
+    (tmp_path / "predictions.jsonl").unlink()
+    os.mkfifo(tmp_path / "predictions.jsonl")
+    assert html.read_predictions(tmp_path, report) == ()
