@@ -150,7 +150,7 @@ def test_a_point_tells_its_settings(visit: Any, pages: dict[str, Path]) -> None:
         number = "document.querySelector('#plot').data.findIndex((t) => t.name === 'Pareto set')"
         page.evaluate(f"Plotly.Fx.hover('plot', [{{curveNumber: {number}, pointNumber: 0}}])")
         words = page.locator("#plot .hovertext").text_content()
-        assert "trial 1: Pareto set" in words
+        assert "trial 1: highest-fidelity, Pareto set" in words
         assert "per_device_train_batch_size=8" in words
         box = page.locator("#plot .hovertext").bounding_box()
         assert box["x"] >= 0
