@@ -14,7 +14,7 @@ from autotune.cards_folder import CardRun, CardsFolder, folder_names
 from autotune.devices import host
 from autotune.devices.base import check_name
 from autotune.errors import AutotuneError, UsageError
-from autotune.executors.base import Executor
+from autotune.executors.base import Executor, ending
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.listener import Budget, Listener, Silent
@@ -268,16 +268,15 @@ class CardSearch:
             yield self._executor
             return
         request = self._requests[0]
-        executor = SubprocessExecutor(
-            devices=("virtual",) * host.usable_cpus(),
-            timeout_s=request.probe_timeout_s,
-            log_folder=folder.work,
-            trainer=request.trainer,
-        )
-        try:
+        with ending(
+            SubprocessExecutor(
+                devices=("virtual",) * host.usable_cpus(),
+                timeout_s=request.probe_timeout_s,
+                log_folder=folder.work,
+                trainer=request.trainer,
+            )
+        ) as executor:
             yield executor
-        finally:
-            executor.shutdown()
 
 
 def compare_cards(

@@ -12,7 +12,7 @@ from autotune import membudget
 from autotune.devices import host
 from autotune.devices.base import check_name
 from autotune.errors import AutotuneError, PrerequisiteError, UnknownNameError, UsageError
-from autotune.executors.base import Executor
+from autotune.executors.base import Executor, ending
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.plan import PREDICTED_FIRST_WORST, PREDICTED_ROWS, predicted_steps, prepare
@@ -149,16 +149,15 @@ class Estimator:
             yield self._executor
             return
         copies = min(host.usable_cpus(), len(self._devices))
-        executor = SubprocessExecutor(
-            devices=("virtual",) * copies,
-            timeout_s=self._timeout_s,
-            log_folder=folder,
-            trainer=self._file.trainer,
-        )
-        try:
+        with ending(
+            SubprocessExecutor(
+                devices=("virtual",) * copies,
+                timeout_s=self._timeout_s,
+                log_folder=folder,
+                trainer=self._file.trainer,
+            )
+        ) as executor:
             yield executor
-        finally:
-            executor.shutdown()
 
     @property
     def _places(self) -> dict[str, str]:

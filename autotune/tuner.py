@@ -16,7 +16,7 @@ from typing import Any
 from autotune import composing, export, lessons, objectives
 from autotune.devices import host
 from autotune.errors import AutotuneError, JournalError
-from autotune.executors.base import Executor
+from autotune.executors.base import Executor, ending
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.listener import Budget, Listener, Silent
@@ -293,17 +293,16 @@ class Tuner:
         device = self.request.device
         # Predictions take a processor each and share nothing, so as many run as there are.
         copies = host.usable_cpus() if device.startswith("virtual:") else 1
-        executor = SubprocessExecutor(
-            devices=(device,) * copies,
-            processes=self.request.num_processes,
-            timeout_s=self.request.probe_timeout_s,
-            log_folder=folder.work,
-            trainer=self.request.trainer,
-        )
-        try:
+        with ending(
+            SubprocessExecutor(
+                devices=(device,) * copies,
+                processes=self.request.num_processes,
+                timeout_s=self.request.probe_timeout_s,
+                log_folder=folder.work,
+                trainer=self.request.trainer,
+            )
+        ) as executor:
             yield executor
-        finally:
-            executor.shutdown()
 
     def _open_study(self, plan: Plan, budget: Budget, run_id: str) -> tuple[Study, str]:
         size = plan.space.size(SIZE_LIMIT)

@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune import membudget, standin, standin_probes
 from autotune.errors import UsageError
-from autotune.executors.base import Executor
+from autotune.executors.base import Executor, ending
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.implied import changed
@@ -355,16 +355,15 @@ def opened(
 
 @contextlib.contextmanager
 def _executor(device: str, request: Request, folder: RunFolder) -> Iterator[Executor]:
-    executor = SubprocessExecutor(
-        devices=(device,),
-        timeout_s=request.probe_timeout_s,
-        log_folder=folder.work,
-        trainer=request.trainer,
-    )
-    try:
+    with ending(
+        SubprocessExecutor(
+            devices=(device,),
+            timeout_s=request.probe_timeout_s,
+            log_folder=folder.work,
+            trainer=request.trainer,
+        )
+    ) as executor:
         yield executor
-    finally:
-        executor.shutdown()
 
 
 def _stand_in(

@@ -143,8 +143,7 @@ def show(found: CardComparison, as_json: bool) -> None:
         return
     console = common.stdout_console()
     text = cards_text.render(found, console.width)
-    plain = text.plain if console.no_color else text
-    console.print(plain, markup=False, highlight=False, soft_wrap=True)
+    common.show_text(text, console)
 
 
 def dry_run(asked: Asked, as_json: bool) -> int:

@@ -24,6 +24,7 @@ from autotune.errors import AutotuneError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 INTERRUPTED = interrupts.INTERRUPTED
 READER_GONE = 128 + 13
@@ -231,6 +232,12 @@ def check_file(path: Path, option: str) -> None:
         )
     if not os.access(path if path.exists() else path.parent, os.W_OK):
         raise UsageError(f"{option}: {path} may not be written.", hint="Give another name.")
+
+
+def show_text(text: Text, console: Console) -> None:
+    """Print a rendered text, without its styles where colours are not wanted."""
+    plain = text.plain if console.no_color else text
+    console.print(plain, markup=False, highlight=False, soft_wrap=True)
 
 
 def make_folder(path: Path, option: str) -> None:

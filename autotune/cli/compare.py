@@ -44,7 +44,7 @@ def compare(
     console = common.stdout_console()
     for run in found.runs:
         # Of several runs, the one that is damaged is the one to be named.
-        with results._reading(Path(run.name)):
+        with results.reading(Path(run.name)):
             runs_text.render(RunComparison(runs=(run, run)), console.width)
     if found.obstacles and not anyway:
         raise UsageError(
@@ -55,8 +55,7 @@ def compare(
         common.show_json(found.to_dict())
         return 0
     text = runs_text.render(found, console.width)
-    plain = text.plain if console.no_color else text
-    console.print(plain, markup=False, highlight=False, soft_wrap=True)
+    common.show_text(text, console)
     return 0
 
 

@@ -71,7 +71,7 @@ def explain(
 
     if trial is not None and pick is not None:
         raise UsageError("a trial's number and --pick name two trials.", hint="Give one of them.")
-    with results._reading(run):
+    with results.reading(run):
         found = results.load_report(run)
         chosen = _chosen(found, trial if trial is not None else pick)
         explained = why.explain(found, chosen)
@@ -82,8 +82,7 @@ def explain(
         else:
             console = common.stdout_console()
             text = explained_text.render(explained, console.width)
-            plain = text.plain if console.no_color else text
-            console.print(plain, markup=False, highlight=False, soft_wrap=True)
+            common.show_text(text, console)
     return NoFeasibleConfigError.exit_code if explained.nothing_fits else 0
 
 
@@ -138,7 +137,7 @@ def _request(folder: RunFolder, report: Report, *, is_trusted: bool) -> Request:
         UsageError: If there is no such command line, as for a search from Python.
         AutotuneError: If it asks for what is no longer there.
     """
-    from autotune.cli.search import _scored_by
+    from autotune.cli.search import scored_by
     from autotune.plan import Request
     from autotune.space.space import SearchSpace
 
@@ -162,7 +161,7 @@ def _request(folder: RunFolder, report: Report, *, is_trusted: bool) -> Request:
         trust_remote_code=bool(given["trust_remote_code"]),
         # A command for several cards has a run for each.
         device=str(report.device.get("name") or given["device"]),
-        space=_scored_by(given["reward"], space) if given["reward"] else SearchSpace.load(space),
+        space=scored_by(given["reward"], space) if given["reward"] else SearchSpace.load(space),
         memory_budget_bytes=common.size(given["memory_budget"], "--memory-budget"),
         pins=pinned,
         phases=tuple(part.strip() for part in given["phases"].split(",") if part.strip()),

@@ -119,8 +119,7 @@ def estimate(
     else:
         console = common.stdout_console()
         text = estimated_text.render(found, console.width)
-        plain = text.plain if console.no_color else text
-        console.print(plain, markup=False, highlight=False, soft_wrap=True)
+        common.show_text(text, console)
     for card in found.cards:
         if card.hint:
             # Not on standard output, where other programs read the verdicts.

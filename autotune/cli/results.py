@@ -63,7 +63,7 @@ def report(
                 hint="Give another name.",
             )
         page.check()
-    with _reading(run):
+    with reading(run):
         found = load_report(run)
         if as_json:
             common.show_json(found.to_dict())
@@ -109,7 +109,7 @@ def export(
     if output is not None:
         common.check_file(output, "--output")
     run = cards.folder_of(run, card)
-    with _reading(run):
+    with reading(run):
         found = load_report(run)
         trial = found.pick(pick)
         if output is not None and not force:
@@ -251,7 +251,7 @@ def _trials(files: Sequence[Path]) -> dict[Path, Trial]:
         if report is None or not (number or file.stem == "best"):
             continue
         try:
-            with _reading(run):
+            with reading(run):
                 trial, content = report.pick(which), trl_file.read(file, report.trainer).config
         except (AutotuneError, OSError, ValueError, yaml.YAMLError):
             continue  # verifying it says what is wrong
@@ -270,7 +270,7 @@ def _no_figures(file: Path, run: Path) -> str:
 
 
 @contextlib.contextmanager
-def _reading(run: Path) -> Iterator[None]:
+def reading(run: Path) -> Iterator[None]:
     """Say that a report is damaged where what it says breaks a calculation.
 
     Its fields have the right types then, but no probe measured what is in them.

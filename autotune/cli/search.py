@@ -164,7 +164,7 @@ def search(
     budget = _budget(trials, common.duration_s(time_budget, "--time-budget"), min_gain)
     _check_trainer(trainer, space)
     if reward is not None:
-        settings["space"] = _scored_by(reward, settings["space"])
+        settings["space"] = scored_by(reward, settings["space"])
     if resume and run_dir is None:
         raise UsageError("--resume needs --run-dir, the folder of the run to continue.")
     settings["device"], several = cards.given(device, price, prices)
@@ -192,7 +192,7 @@ def _objectives(names: list[str] | None) -> tuple[Objective, ...]:
     return objectives.named(names or ())
 
 
-def _scored_by(reward: str, space: str) -> Any:
+def scored_by(reward: str, space: str) -> Any:
     """Return a search space with another reward."""
     from autotune.space.space import SearchSpace
 

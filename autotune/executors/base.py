@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from typing import Any, Protocol
 
@@ -43,6 +44,15 @@ class Executor(Protocol):
     def shutdown(self) -> None:
         """End every running probe and release all processes; safe to call twice."""
         ...
+
+
+@contextlib.contextmanager
+def ending(executor: Executor) -> Iterator[Executor]:
+    """Lend an executor that is shut down with the block."""
+    try:
+        yield executor
+    finally:
+        executor.shutdown()
 
 
 registry: Registry[type] = Registry(

@@ -19,10 +19,16 @@ def fitted(
         dispensable: Titles that are left out where there is no room, in this order.
     """
     sizes = {name: max(len(name), *(len(row[name]) for row in rows)) for name in rows[0]}
+    return sizes if width is None else fitting(sizes, width, dispensable)
+
+
+def fitting(sizes: Mapping[str, int], width: int, dispensable: Sequence[str]) -> dict[str, int]:
+    """Return the columns that fit: of those that can be spared, as few as need be are left out."""
+    kept = dict(sizes)
     for name in dispensable:
-        if width is not None and sum(sizes.values()) + GAP * (len(sizes) - 1) > width:
-            sizes.pop(name, None)
-    return sizes
+        if sum(kept.values()) + GAP * (len(kept) - 1) > width:
+            kept.pop(name, None)
+    return kept
 
 
 def aligned(row: Mapping[str, str], sizes: Mapping[str, int], left: Collection[str] = ()) -> str:

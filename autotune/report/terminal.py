@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import textwrap
 from collections.abc import Sequence
 
 from rich.console import Console
@@ -19,6 +18,8 @@ from autotune.report.cells import (
     settings,
     table_row,
 )
+from autotune.report.columns import GAP, fitting
+from autotune.report.columns import wrapped as _wrap
 from autotune.report.figures import generation_of
 from autotune.report.makeup import BUDGET_MEANS, makeup_table, timeline_picture
 from autotune.report.model import SIZE_LIMIT, Report
@@ -37,7 +38,6 @@ __all__ = [
     "render_text",
 ]
 
-GAP = 2
 DISPENSABLE = ("samples/s", "padding", "epoch")
 """Columns left out, in this order, where the table is too wide."""
 
@@ -108,7 +108,7 @@ def pareto_table(report: Report, width: int, members: Sequence[Trial] | None = N
         for row in rows:
             del row["IQR"]  # a prediction has none
     kept = {COLUMNS.get(name) for name in report.objectives}
-    widths = _fit(
+    widths = fitting(
         {key: max(len(row[key]) for row in [*rows, {key: key}]) for key in rows[0]},
         width,
         [name for name in DISPENSABLE if name not in kept],
@@ -347,24 +347,6 @@ def _bullets(title: str, lines: Sequence[str], width: int, style: str) -> Text:
     return text
 
 
-def _fit(widths: dict[str, int], width: int, dispensable: Sequence[str]) -> dict[str, int]:
-    for name in dispensable:
-        if sum(widths.values()) + GAP * (len(widths) - 1) > width:
-            widths = {key: value for key, value in widths.items() if key != name}
-    return widths
-
-
 def _line(row: dict[str, str], widths: dict[str, int]) -> str:
     cells = [f"{row[key]:>{size}}" for key, size in widths.items()]
     return (" " * GAP).join(cells)
-
-
-def _wrap(text: str, width: int, *, indent: int = 0, hang: int = 0) -> str:
-    return textwrap.fill(
-        text,
-        max(width, 20),
-        initial_indent=" " * indent,
-        subsequent_indent=" " * (indent + hang),
-        break_long_words=False,
-        break_on_hyphens=False,
-    )

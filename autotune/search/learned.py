@@ -99,6 +99,7 @@ class LearnedSampler(optuna.samplers.BaseSampler):
         self._chosen: dict[int, Mapping[str, Any]] = {}
         self._options: Options | None = None
         self._places: dict[str, int] = {}
+        self._rows: dict[str, int | None] = {}
         self._likeness = Likeness((), ())
         self._quantities: list[Quantity] = []
 
@@ -174,6 +175,7 @@ class LearnedSampler(optuna.samplers.BaseSampler):
         if self._options is None:
             self._options = self._make_options()
             candidates = self._options.candidates
+            self._rows = {}
             self._places = {_key(item): row for row, item in enumerate(candidates)}
             learnt = [item.candidate for item in self._lessons]
             self._likeness = Likeness([*candidates, *learnt], self._options.ordered)
@@ -214,8 +216,7 @@ class LearnedSampler(optuna.samplers.BaseSampler):
         """Return what was told, of candidates that can be chosen here."""
         told = _Told()
         for item in study.get_trials(deepcopy=False):
-            text = item.user_attrs.get("candidate")
-            row = None if text is None else self._places.get(_key(json.loads(text)))
+            row = self._row(item.user_attrs.get("candidate"))
             if item.number == trial.number or row is None:
                 continue
             told.known.add(row)
@@ -231,6 +232,14 @@ class LearnedSampler(optuna.samplers.BaseSampler):
                 on_memory = any(item.constraints.get(name, 0.0) > 0 for name in _ON_MEMORY)
                 (told.too_large if on_memory else told.refused).append(row)
         return told
+
+    def _row(self, text: str | None) -> int | None:
+        """Return the number of the candidate that a trial notes; None if there is none."""
+        if text is None:
+            return None
+        if text not in self._rows:  # each is read once, though all trials are with every ask
+            self._rows[text] = self._places.get(_key(json.loads(text)))
+        return self._rows[text]
 
     def _weighing(self, told: _Told) -> Weighing:
         linked, budget = self._link(told)

@@ -38,7 +38,7 @@ LONG = {f"a_setting_with_a_long_name_{number}": f"value-{number}" for number in 
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed"),
+    pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: see CONTRIBUTING.md"),
 ]
 
 
