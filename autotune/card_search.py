@@ -20,10 +20,10 @@ from autotune.executors.subprocess import SubprocessExecutor
 from autotune.listener import Budget, Listener, Silent
 from autotune.masking import masked_command
 from autotune.plan import Plan, Request, make_profile
-from autotune.report.cards import CardComparison, CardFailure
+from autotune.report.cards import CardComparison, CardFailure, CardResult
 from autotune.runfolder import RunFolder
 from autotune.space.space import SearchSpace
-from autotune.tuner import Tuner, default_run_dir, resume_command
+from autotune.tuner import Tuner, budget_grace, default_run_dir, resume_command
 from autotune.virtual import cards
 
 PREFIX = "virtual:"
@@ -72,6 +72,8 @@ class CardSearch:
             processors.
         listen: Given a card, returns a context manager that hears of its search.
         on_failure: Told of a card whose search broke.
+        on_winners: Told of a card before what is best on the others is tried on it, and how many
+            candidates that may be.
         command: The command line to record; a password in it is masked.
         **settings: Further arguments of :class:`autotune.Tuner`, the same for all cards.
 
@@ -91,6 +93,7 @@ class CardSearch:
         executor: Executor | None = None,
         listen: Listen = _silently,
         on_failure: Callable[[NamedCard, AutotuneError], None] = lambda card, error: None,
+        on_winners: Callable[[NamedCard, int], None] = lambda card, count: None,
         command: str = "",
         **settings: Any,
     ) -> None:
@@ -107,6 +110,7 @@ class CardSearch:
         self._executor = executor
         self._listen = listen
         self._on_failure = on_failure
+        self._on_winners = on_winners
         self._command = masked_command(command)
         self._prices = price_lists.by_card(
             prices or {}, {card.device: card.name for card in self.cards}
@@ -190,6 +194,8 @@ class CardSearch:
                 break
             runs[card.name] = replace(runs[card.name], failure=failure)
             self._write(runs)
+        if not interrupted:
+            interrupted = self._try_winners(budget, executor)
         found = self.folder.comparison(interrupted=interrupted)
         if len(errors) == len(found.cards) and all(item.is_broken for item in found.cards):
             self._forget_if_empty()
@@ -197,6 +203,32 @@ class CardSearch:
         if not interrupted:
             self.folder.clear_work()
         return found
+
+    def _try_winners(self, budget: Budget | None, executor: Executor) -> bool:
+        """Try on each card what is best on the others; return whether the user stopped it.
+
+        What one search happened upon and another did not is no difference between their cards.
+        """
+        wall_time_s = (budget and budget_grace(budget)) or None
+        found = self.folder.comparison()
+        for card in self.cards:
+            result = found.card(card.name)
+            if result is None or result.report is None or not result.report.trials:
+                continue
+            also = winners_elsewhere(found, result)
+            if not also:
+                continue
+            tuner = self._tuner(card, executor=executor, shared=self.folder, resume=True)
+            try:
+                self._on_winners(card, len(also))
+                if tuner.search(Budget(wall_time_s=wall_time_s), also=also).interrupted:
+                    return True
+            except KeyboardInterrupt:
+                executor.shutdown()
+                return True
+            except AutotuneError as error:  # what its own search found stands
+                self._on_failure(card, error)
+        return False
 
     def _forget_if_empty(self) -> None:
         """Take away the record where the searches left nothing else, so that the place is free."""
@@ -253,12 +285,12 @@ class CardSearch:
 
     def _tuner(self, card: NamedCard, **options: Any) -> Tuner:
         folder = self.folder.card(card.name)
+        options.setdefault("resume", self._resume and folder.run_file.exists())
         return Tuner(
             **self._settings,
             **options,
             device=card.device,
             run_dir=folder.path,
-            resume=self._resume and folder.run_file.exists(),
             command=command_for(self._command, card.device, folder),
         )
 
@@ -315,6 +347,22 @@ def compare_cards(
         resume=resume,
         **settings,
     ).search(budget)
+
+
+def winners_elsewhere(found: CardComparison, card: CardResult) -> list[dict[str, Any]]:
+    """Return the candidates that other cards' picks are and that were not tried on this one.
+
+    A candidate that some card lacks a value of is left to the search to pass over.
+    """
+    tried = [] if card.report is None else [dict(item.candidate) for item in card.report.trials]
+    chosen: list[dict[str, Any]] = []
+    for other in found.fitting:
+        picks = (other.fastest, other.balanced, other.full) if other.name != card.name else ()
+        for pick in picks:
+            candidate = None if pick is None else dict(pick.trial.candidate)
+            if candidate is not None and candidate not in [*tried, *chosen]:
+                chosen.append(candidate)
+    return chosen
 
 
 def named_cards(devices: Sequence[str]) -> tuple[NamedCard, ...]:

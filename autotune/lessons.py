@@ -17,6 +17,7 @@ from autotune.report.model import Report
 from autotune.report.trial import Trial
 from autotune.runfolder import RunFolder
 from autotune.search.guess import Lesson
+from autotune.units import counted
 
 DECIDING = ("torch", "transformers", "trl", "peft", "accelerate")
 """Packages whose version decides what a configuration takes and how long."""
@@ -68,7 +69,12 @@ def check_folders(paths: Sequence[str | Path], own: RunFolder) -> tuple[RunFolde
 
 
 def learn(
-    folders: Sequence[RunFolder], plan: Plan, objectives: Sequence[Objective], *, anyway: bool
+    folders: Sequence[RunFolder],
+    plan: Plan,
+    objectives: Sequence[Objective],
+    *,
+    anyway: bool,
+    own_id: str = "",
 ) -> Learnt:
     """Return what the runs in ``folders`` teach a search.
 
@@ -77,15 +83,30 @@ def learn(
         plan: Of the search that is to learn.
         objectives: The search's, in the study's order.
         anyway: Whether to learn from other devices, versions and trainers as well.
+        own_id: Of the run that is to learn, if it is being resumed.
 
     Raises:
+        UsageError: If a run is a copy of the search's own.
         UsageError: If a run was on another device, with other versions or another trainer.
         JournalError: If a run's records are damaged.
     """
     lessons: list[Lesson] = []
     notices = []
+    known = {own_id: RunFolder(".")} if own_id else {}
     for folder in folders:
         taught: list[Lesson] = []
+        run_id = str(folder.read_run().get("run_id") or "") if folder.run_file.exists() else ""
+        if run_id and run_id == own_id:
+            raise UsageError(
+                f"a search cannot learn from a copy of itself ({folder.path}).",
+                hint="It uses what it has measured anyway; leave --learn-from away.",
+            )
+        if run_id and run_id in known:
+            notices.append(
+                f"{folder.path} holds the same run as {known[run_id].path}, and counts once."
+            )
+            continue
+        known[run_id] = folder
         if folder.report_file.exists():
             report = Report.load(folder.report_file)
             if not anyway:
@@ -93,7 +114,12 @@ def learn(
             predictions = screened.read(folder.path / screened.FILE_NAME).predictions
             found = (_lesson(trial, predictions, objectives) for trial in report.trials)
             taught = [lesson for lesson in found if lesson is not None]
-        if not taught:
+        if taught:
+            notices.append(
+                f"The sampler learnt from {folder.path} how far predictions of"
+                f" {counted(len(taught), 'trial')} were off there."
+            )
+        else:
             notices.append(
                 f"There is nothing to learn from {folder.path}: none of its trials was both"
                 " predicted and measured. A search with --sampler learned does both."

@@ -9,13 +9,14 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from autotune.errors import AutotuneError, BaselineError, JournalError
+from autotune.errors import AutotuneError, BaselineError
 from autotune.executors.base import Executor
 from autotune.implied import changed, implied_by, is_too_large
 from autotune.objectives import Constraint, Objective, violations
 from autotune.plan import Plan
 from autotune.probe.result import Outcome, ProbeResult
 from autotune.probe.spec import ProbeSpec
+from autotune.probe_specs import probe_spec
 from autotune.report import pareto
 from autotune.report.compare import closest_first
 from autotune.report.pareto import pareto_set, thinned
@@ -130,6 +131,25 @@ class SearchLoop:
             if not self._running:
                 return
             self._collect()
+
+    def run_also(
+        self, candidates: Sequence[Mapping[str, Any]], deadline_s: float | None
+    ) -> list[int]:
+        """Probe candidates whatever the budget; those not of the space or known are left out.
+
+        Returns:
+            The numbers of the trials.
+        """
+        before, settled, exhausted = len(self.trials), self.settled, self.exhausted
+        self._tried_leanest = True  # nothing else is to be drawn in their place
+        for candidate in candidates:
+            if self._known(self._plan.space.digest(candidate)) is None and self._study.enqueue(
+                candidate
+            ):
+                self.settled = self.exhausted = False
+                self.run(self.num_probed + 1, deadline_s)
+        self.settled, self.exhausted = settled, exhausted
+        return [trial.number for trial in self.trials[before:]]
 
     def confirm(self, deadline_s: float | None) -> None:
         """Probe the members of the Pareto set again, alone, until each has been confirmed.
@@ -442,54 +462,6 @@ class SearchLoop:
                 hint="Start another search, in another --run-dir, without --objective"
                 f" {' and --objective '.join(reasons)}.",
             )
-
-
-def probe_spec(
-    plan: Plan, run: RunFolder, probe_id: str, candidate: Mapping[str, Any]
-) -> ProbeSpec:
-    """Return what a candidate's probe runs, and make its folder.
-
-    Raises:
-        JournalError: If the folder cannot be made.
-    """
-    request, config = plan.request, plan.config(candidate)
-    folder = run.probe_folder(probe_id)
-    number = 0
-    while folder.exists():  # left by a run that was killed; its files are kept
-        number += 1
-        folder = run.probe_folder(f"{probe_id}.{number}")
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise JournalError(
-            f"{folder} cannot be made: {error.strerror or error}.",
-            hint="Free space on the disk and continue with --resume.",
-        ) from error
-    accumulation = int(config.get("gradient_accumulation_steps", 1))
-    warmup_steps, measured_steps = plan.steps(accumulation)
-    return ProbeSpec(
-        probe_id=folder.name,
-        folder=str(folder),
-        trainer=request.trainer,
-        config=config,
-        device=plan.context.device.name,
-        data_folder=plan.data_folder,
-        weights=request.weights,
-        memory_budget_bytes=plan.budget_bytes if plan.enforced else None,
-        warmup_steps=warmup_steps,
-        measured_steps=measured_steps,
-        rows_per_step=plan.rows_per_step,
-        first_worst_steps=plan.first_worst_steps,
-        representative=plan.context.device.is_virtual,
-        accumulation_steps=accumulation,
-        phases=request.phases,
-        process_env={key: str(value) for key, value in config.get("env", {}).items()},
-        timeout_s=request.probe_timeout_s,
-        seed=request.seed,
-        trust_remote_code=request.trust_remote_code,
-        processes=plan.context.num_processes,
-        accelerate=plan.accelerate(candidate),
-    )
 
 
 def _is_past(deadline_s: float | None) -> bool:

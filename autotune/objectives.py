@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from autotune.errors import UsageError
@@ -109,8 +109,24 @@ def get(name: str) -> Objective:
 
     Raises:
         UnknownNameError: If there is none.
+        UsageError: If what is registered, such as a plug-in's, makes none.
     """
-    return registry.get(name)()
+    made = registry.get(name)
+    try:
+        found = made()
+    except Exception as error:  # a stranger's package may raise anything
+        raise UsageError(
+            f"the objective {name!r} cannot be made: {type(error).__name__}: {error}.",
+            hint="Mend the package that registers it, or leave the objective out.",
+        ) from error
+    if not isinstance(found, Objective):
+        raise UsageError(
+            f"the objective {name!r} is registered as what makes {type(found).__name__}, not an"
+            " autotune.objectives.Objective.",
+            hint="Register a function without arguments that returns an Objective.",
+        )
+    # Reports look it up by the name that it is registered under.
+    return found if found.name == name else replace(found, name=name)
 
 
 def named(names: Iterable[str]) -> tuple[Objective, ...]:

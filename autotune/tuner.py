@@ -36,6 +36,8 @@ from autotune.search.study import Study
 from autotune.space.context import DataProfile
 from autotune.space.space import SearchSpace
 
+ENDED = "The search ended after"
+
 
 class Tuner:
     """A search for the memory configurations of one fine-tuning run.
@@ -169,11 +171,19 @@ class Tuner:
             with self._open_executor(folder) as executor:
                 yield folder, executor
 
-    def search(self, budget: Budget | None = None) -> Report:
+    def search(
+        self, budget: Budget | None = None, *, also: Sequence[Mapping[str, Any]] | None = None
+    ) -> Report:
         """Search until ``budget`` is used up and return the report.
 
         The run folder is current after each probe. A ``KeyboardInterrupt`` ends the running
         probe and returns the report so far, marked as interrupted.
+
+        Args:
+            budget: When the search ends.
+            also: Candidates to try in a search that has ended, in place of going on with it, such
+                as those that are best on another device. Those that cannot be drawn here, or were
+                tried, are left out; of the budget the time counts.
 
         Raises:
             AutotuneError: If the search cannot go on; what was found is in the run folder.
@@ -182,11 +192,16 @@ class Tuner:
         self.folder.start(resume=self._resume)
         try:
             with self._open_executor(self.folder) as executor:
-                return self._search(budget, executor)
+                return self._search(budget, executor, also)
         finally:
             self.folder.release()
 
-    def _search(self, budget: Budget, executor: Executor) -> Report:
+    def _search(
+        self,
+        budget: Budget,
+        executor: Executor,
+        also: Sequence[Mapping[str, Any]] | None,
+    ) -> Report:
         started = time.monotonic()
         deadline = None if budget.wall_time_s is None else started + budget.wall_time_s
         earlier = self.folder.read_run() if self._resume else {}
@@ -213,6 +228,7 @@ class Tuner:
         )
         previous = _previous(self.folder) if self._resume else {}
         wall_before = float(previous.get("wall_time_s", 0.0))
+        ended = [text for text in previous.get("notices", ()) if text.startswith(ENDED)]
         unused = _unused(study, plan) if self._learn_from else ()
         screening = Screening(
             plan,
@@ -235,7 +251,7 @@ class Tuner:
                     *plan.notices,
                     *(unused or learnt.notices),
                     *screening.notices,
-                    *settled_notice(loop, budget),
+                    *(settled_notice(loop, budget) if also is None else ended),
                 ),
                 screening=screening.summary,
                 command=self._command,
@@ -253,12 +269,15 @@ class Tuner:
         study.close_abandoned()
         try:
             if study.wants_guesses and not plan.context.device.is_virtual:
-                if self._screen:
+                if self._screen and also is None:
                     loop.run(1, deadline)  # the baseline: what a probe takes is known then
                     limits = (budget.trials, budget.wall_time_s, deadline)
                     screening.run(executor, loop.trials, *limits)
                 study.inform(screening.guesses(), learnt.lessons)
-            loop.run(budget.trials, deadline)
+            if also is None:
+                loop.run(budget.trials, deadline)
+            else:
+                loop.run_also(also, deadline)
             grace = None if deadline is None else deadline + budget_grace(budget)
             finalists = [item.number for item in loop.unconfirmed()]
             if finalists:
@@ -282,7 +301,14 @@ class Tuner:
         return report
 
     def _learn(self, plan: Plan) -> lessons.Learnt:
-        return lessons.learn(self._learn_from, plan, self._objectives, anyway=self._learn_anyway)
+        own_id = self.folder.read_run().get("run_id") if self._resume else None
+        return lessons.learn(
+            self._learn_from,
+            plan,
+            self._objectives,
+            anyway=self._learn_anyway,
+            own_id=str(own_id or ""),
+        )
 
     @contextlib.contextmanager
     def _open_executor(self, folder: RunFolder) -> Iterator[Executor]:
@@ -319,6 +345,7 @@ class Tuner:
             identity=identity,
             owner=run_id,
             candidates=lambda: pool(plan.space, seed=self.request.seed),
+            objectives=[item.name for item in self._objectives],
         )
         return study, sampler
 
@@ -427,7 +454,7 @@ def settled_notice(loop: SearchLoop, budget: Budget) -> list[str]:
     if not loop.settled or budget.trials is None or loop.num_probed >= budget.trials:
         return []
     return [
-        f"The search ended after {loop.num_probed} of {budget.trials} trials: no other candidate"
+        f"{ENDED} {loop.num_probed} of {budget.trials} trials: no other candidate"
         f" is expected to add as much as {budget.min_gain:.1%} to what the Pareto set dominates."
         " --min-gain 0 with --resume uses the budget up."
     ]

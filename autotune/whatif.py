@@ -4,32 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from autotune import membudget, standin, standin_probes
-from autotune.errors import UsageError
+from autotune import membudget, standin_probes
 from autotune.executors.base import Executor, ending
 from autotune.executors.disk import temporary_folder
 from autotune.executors.subprocess import SubprocessExecutor
 from autotune.implied import changed
-from autotune.loop import probe_spec
 from autotune.plan import Plan, Request, make_plan
 from autotune.probe import screened
 from autotune.probe.result import Outcome, ProbeResult
+from autotune.probe_specs import probe_spec
 from autotune.report.explain import Explanation, Neighbour, against, unknown_settings
 from autotune.report.model import Report
+from autotune.report.pareto import thinned
 from autotune.report.trial import Trial
 from autotune.runfolder import RunFolder
 from autotune.space.domains import Value
 from autotune.space.knob import LEAST, Knob, nearest
 from autotune.space.space import ResolvedSpace
+from autotune.standin_runs import StandIn, corrected, stand_in_of
 from autotune.virtual import cards
-from autotune.virtual.cards import Card
 
 MOST_PREDICTIONS = 24
+MOST_COMPARED = 3
+"""Measured trials that are predicted to correct the predictions of others."""
+
+MOST_CLOSEST = 3
+"""Changes that are told where none is enough."""
+
 MOST_PAIRS = 8
 """Of these predictions, those kept for pairs of changes where no single one fits."""
 
@@ -38,33 +43,6 @@ NEAR_RATIO = 1.15
 an allocator that must gives back what it only kept."""
 
 Candidate = dict[str, Value]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StandIn:
-    """What stands for a run's real device.
-
-    Attributes:
-        card: Its figures.
-        device: Its name as a device.
-        memory_ratio: Measured over predicted peak memory, of the run's own trials.
-        rate_ratio: The same of rates.
-    """
-
-    card: Card
-    device: str
-    memory_ratio: float = 1.0
-    rate_ratio: float = 1.0
-
-    def measured(self, result: ProbeResult, device_kind: str) -> ProbeResult:
-        """Return a prediction as the run's device would most likely have measured it."""
-        if result.measurement is None:
-            return result
-        found = standin.as_measured(device_kind, result.measurement, self.card)
-        like_it = standin.corrected(
-            found, memory_ratio=self.memory_ratio, time_ratio=1.0 / self.rate_ratio
-        )
-        return replace(result, measurement=like_it)
 
 
 class Predictor:
@@ -101,6 +79,32 @@ class Predictor:
         self._known: dict[str, tuple[Trial, bool]] = {}
         self._own_peak: int | None = None
         self.num_made = 0
+        self._numbers = itertools.count()  # of their folders
+
+    def compare_own(self) -> None:
+        """Predict a few of the run's own trials, unless the run did that, to correct the rest.
+
+        What stands for a device is never quite like it: uncorrected, its predictions are nothing
+        to set beside what was measured.
+        """
+        if self._stand_in is None or self._stand_in.num_compared:
+            return
+        measured = [item for item in self._report.trials if item.measurements]
+        made = {}
+        for trial in thinned(measured, MOST_COMPARED):
+            self._on_probe(trial.changed)
+            candidate = dict(trial.candidate)
+            record = self._predict(candidate, trial.digest)
+            rate = record.tokens_per_s
+            made[trial.digest] = screened.Screened(
+                digest=trial.digest,
+                candidate=candidate,
+                outcome=record.outcome,
+                peak_bytes=record.peak_bytes,
+                values={} if rate is None else {"tokens_per_s": rate.median},
+            )
+        self._stand_in = corrected(self._stand_in, self._report, made)
+        self.num_made = 0  # these say nothing new
 
     def neighbours(self, explanation: Explanation) -> Explanation:
         """Return the explanation with predictions of settings that the run knows nothing of."""
@@ -128,6 +132,7 @@ class Predictor:
             settings=tuple(found),
             unknown=unknown_settings(self._report, trial, found),
             num_predicted=self.num_made,
+            notes=(*explanation.notes, *self._notes()),
         )
 
     def fitting(self, explanation: Explanation) -> Explanation:
@@ -173,6 +178,8 @@ class Predictor:
             found += self._told(trial, dict(leanest), differing, "change")
         fit = [item for item in found if item.fits]
         fit.sort(key=lambda item: (len(item.changes), -(item.tokens_per_s or 0.0)))
+        near = [] if fit else [item for item in found if item.peak_bytes]
+        near.sort(key=lambda item: (item.peak_bytes or 0, len(item.changes)))
         sizes = [item.peak_bytes for item in found if item.peak_bytes]
         if explanation.least_bytes is not None:
             sizes.append(explanation.least_bytes)
@@ -180,10 +187,15 @@ class Predictor:
         return replace(
             explanation,
             fitting=tuple(fit),
+            closest=tuple(near[:MOST_CLOSEST]),
             num_predicted=self.num_made,
+            notes=(*explanation.notes, *self._notes()),
             least_bytes=least,
             card="" if fit or least is None else larger_card(least, self._report),
         )
+
+    def _notes(self) -> list[str]:
+        return [] if self._stand_in is None else [self._stand_in.note(self._report)]
 
     def _note_saving(
         self,
@@ -305,7 +317,7 @@ class Predictor:
         return replace(trial, violations=over, feasible=all(item <= 0 for item in over.values()))
 
     def _probe(self, candidate: Candidate, *, is_limited: bool) -> ProbeResult:
-        number, stand_in = f"{self.num_made:04d}", self._stand_in
+        number, stand_in = f"{next(self._numbers):04d}", self._stand_in
         self.num_made += 1
         if stand_in is None:
             spec = probe_spec(self._plan, self._folder, number, candidate)
@@ -348,9 +360,13 @@ def opened(
             run.check_identity({**plan.identity(), **asked})
             stand_in = None
             if not plan.context.device.is_virtual:
-                stand_in = _stand_in(plan, folder, run, report, executor)
+                stand_in = stand_in_of(plan, folder, run, report, executor)
                 executor = executors.enter_context(_executor(stand_in.device, request, folder))
-            yield Predictor(plan, folder, executor, report, on_probe=on_probe, stand_in=stand_in)
+            predictor = Predictor(
+                plan, folder, executor, report, on_probe=on_probe, stand_in=stand_in
+            )
+            predictor.compare_own()
+            yield predictor
 
 
 @contextlib.contextmanager
@@ -364,50 +380,6 @@ def _executor(device: str, request: Request, folder: RunFolder) -> Iterator[Exec
         )
     ) as executor:
         yield executor
-
-
-def _stand_in(
-    plan: Plan, folder: RunFolder, run: RunFolder, report: Report, executor: Executor
-) -> StandIn:
-    """Return what stands for a run's device, the card that the run predicted for if it did.
-
-    Raises:
-        UsageError: If nothing does.
-    """
-    reason = standin_probes.not_screened(plan)
-    file = run.path / screened.FILE_NAME
-    known = screened.read(file)
-    card: Card | None = None
-    if known.stand_in is not None:
-        card = standin.card_of(known.stand_in, file)
-    elif not reason:
-        card = standin_probes.card_for(plan, executor, report.baseline)
-    if reason or card is None:
-        raise UsageError(
-            "nothing can be predicted for the run's device,"
-            f" {report.device.get('label') or 'not named'}:"
-            f" {reason or 'nothing is known of a card with so little memory'}.",
-            hint="Search on a virtual card (--device virtual:CARD) for predictions.",
-        )
-    pairs = [
-        (trial, known.predictions[trial.digest])
-        for trial in report.trials
-        if trial.measurements and trial.digest in known.predictions
-    ]
-    memory = [
-        (trial.peak_bytes or 0) / item.peak_bytes for trial, item in pairs if item.peak_bytes
-    ]
-    rates = [
-        trial.tokens_per_s.median / item.values["tokens_per_s"]
-        for trial, item in pairs
-        if trial.tokens_per_s is not None and item.values.get("tokens_per_s")
-    ]
-    return StandIn(
-        card=card,
-        device=standin_probes.write_card(card, folder.work / "stand-in.toml"),
-        memory_ratio=statistics.median(memory) if memory else 1.0,
-        rate_ratio=statistics.median(rates) if rates else 1.0,
-    )
 
 
 def with_changes(

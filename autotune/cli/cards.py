@@ -102,7 +102,9 @@ def search(asked: Asked, as_json: bool) -> int:
     interrupts.end_in_order("\ninterrupted: ending the running probe; once more to leave at once")
     common.say("starting the worker and reading model and data ...")
     progress = _Progresses(len(asked.cards.devices))
-    cards = _card_search(asked, listen=progress.of, on_failure=progress.failed)
+    cards = _card_search(
+        asked, listen=progress.of, on_failure=progress.failed, on_winners=progress.winners
+    )
     found = cards.search(asked.budget)
     show(found, as_json)
     if found.interrupted:
@@ -304,6 +306,14 @@ class _Progresses:
         head = _head(card, self._number, self._count)
         with Progress(self._console, head=head, said=self._said) as progress:
             yield progress
+
+    def winners(self, card: NamedCard, count: int) -> None:
+        from autotune.units import counted
+
+        what = counted(count, "configuration")
+        common.say(
+            f"{card.name}: trying {what} that {'is' if count == 1 else 'are'} best elsewhere"
+        )
 
     def failed(self, card: NamedCard, error: AutotuneError) -> None:
         common.say(f"{card.name}: {error.message}")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,31 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli import common, options, results
+from autotune.cli import common, options, requested, results
 from autotune.errors import AutotuneError, NoFeasibleConfigError, StudyMismatchError, UsageError
 
 if TYPE_CHECKING:
-    from autotune.plan import Request
     from autotune.report.explain import Explanation
     from autotune.report.model import Report
     from autotune.report.trial import Trial
-    from autotune.runfolder import RunFolder
-
-_SAME = (
-    "model",
-    "dataset",
-    "trainer",
-    "global_batch",
-    "min_coverage",
-    "split",
-    "dataset_config",
-    "revision",
-    "weights",
-    "measured_steps",
-    "processes",
-    "seed",
-)
-"""Options of ``autotune search`` that are fields of a request as they stand."""
 
 
 def register(app: typer.Typer) -> None:
@@ -75,6 +56,11 @@ def explain(
         found = results.load_report(run)
         chosen = _chosen(found, trial if trial is not None else pick)
         explained = why.explain(found, chosen)
+        if pick is not None and explained.nothing_fits:
+            note = (
+                f"There is no [{pick}], since nothing fits: this is the trial that came closest."
+            )
+            explained = replace(explained, notes=(*explained.notes, note))
         if predict or (predict is None and explained.nothing_fits):
             explained = _predicted(explained, run, is_trusted=trust_remote_code)
         if as_json:
@@ -104,7 +90,8 @@ def _predicted(explained: Explanation, run: Path, *, is_trusted: bool) -> Explan
     folder = RunFolder(run if run.is_dir() else run.parent)
     try:
         common.say("making the run's plan anew for predictions ...")
-        request = _request(folder, explained.report, is_trusted=is_trusted)
+        command = str(folder.read_run().get("command") or "")
+        request = requested.recorded(command, explained.report, is_trusted=is_trusted)
         with whatif.opened(request, folder, explained.report, on_probe=_say_of) as predictor:
             if explained.nothing_fits:
                 return predictor.fitting(explained)
@@ -124,80 +111,4 @@ def _predicted(explained: Explanation, run: Path, *, is_trusted: bool) -> Explan
 def _say_of(changes: Mapping[str, Any]) -> None:
     from autotune.probe import trl_yaml
 
-    common.say(f"predicting {trl_yaml.settings(changes)} ...")
-
-
-def _request(folder: RunFolder, report: Report, *, is_trusted: bool) -> Request:
-    """Return what a run was asked for, as its command line says.
-
-    A run folder may come from others: what in it has code run is not taken from it alone.
-
-    Raises:
-        UsageError: If code would run that the user of this command has not said to trust.
-        UsageError: If there is no such command line, as for a search from Python.
-        AutotuneError: If it asks for what is no longer there.
-    """
-    from autotune.cli.search import scored_by
-    from autotune.plan import Request
-    from autotune.space.space import SearchSpace
-
-    given = _options(str(folder.read_run().get("command") or ""))
-    space = given["space"] or given["trainer"]
-    codes = [
-        ("the model's own code (--trust-remote-code)", given["trust_remote_code"]),
-        (f"the reward {given['reward']}", ":" in (given["reward"] or "")),
-        (f"the trainer {given['trainer']}", ":" in given["trainer"]),
-    ]
-    found = [what for what, is_asked in codes if is_asked]
-    if found and not is_trusted:
-        raise UsageError(
-            f"the run's command line has code run: {' and '.join(found)}.",
-            hint="Give --trust-remote-code if you trust it.",
-        )
-    pinned = common.pins(given["pin"] or ())
-    limit_s = common.duration_s(given["probe_timeout"], "--probe-timeout")
-    return Request(
-        **{name: given[name] for name in _SAME},
-        trust_remote_code=bool(given["trust_remote_code"]),
-        # A command for several cards has a run for each.
-        device=str(report.device.get("name") or given["device"]),
-        space=scored_by(given["reward"], space) if given["reward"] else SearchSpace.load(space),
-        memory_budget_bytes=common.size(given["memory_budget"], "--memory-budget"),
-        pins=pinned,
-        phases=tuple(part.strip() for part in given["phases"].split(",") if part.strip()),
-        probe_timeout_s=300.0 if limit_s is None else limit_s,
-        accelerate_config=None
-        if given["accelerate_config"] is None
-        else str(given["accelerate_config"]),
-    )
-
-
-def _options(command: str) -> dict[str, Any]:
-    """Return the options of a recorded ``autotune search``, as typer reads them."""
-    from autotune.cli.app import app
-
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        words = []
-    if len(words) < 2 or words[1] != "search":
-        raise UsageError(
-            "the run was not started by `autotune search`, so that its settings cannot be read"
-            " from its record.",
-            hint="Its trials are explained all the same, without predictions.",
-        )
-    group: Any = typer.main.get_command(app)
-    try:
-        with group.make_context("autotune", words[1:]) as parent:
-            search = group.get_command(parent, "search")
-            return dict(search.make_context("search", words[2:], parent=parent).params)
-    except (typer.Exit, typer.Abort, SystemExit) as error:
-        raise UsageError("the run's command line asks for nothing.") from error
-    except Exception as error:
-        message = getattr(error, "format_message", None)
-        if message is None:
-            raise
-        raise UsageError(
-            f"the run's command line cannot be read any more: {message()}",
-            hint="Use the version of autotune that the run was made with.",
-        ) from error
+    common.say(f"predicting {trl_yaml.settings(changes) or 'the baseline'} ...")

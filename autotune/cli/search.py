@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from autotune.cli import cards, common, interrupts, options
+from autotune.cli import cards, common, interrupts, options, requested
 from autotune.errors import UnknownNameError, UsageError
 from autotune.masking import MASK
 
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 DEFAULT_MIN_GAIN = 0.001
 """The same as in ``listener.py``, which takes too long to import for a help text."""
 
+MinGain = Annotated[
+    float,
+    typer.Option(
+        help="End once no candidate is expected to add such a share to what the Pareto set"
+        " dominates; 0 uses the budget up.",
+        min=0.0,
+    ),
+]
 Pin = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VALUE", help="Fix a knob.")]
 
 
@@ -89,14 +97,7 @@ def search(
         typer.Option(help="File for accelerate launch; decides on processes and sharding."),
     ] = None,
     objective: options.Objectives = None,
-    min_gain: Annotated[
-        float,
-        typer.Option(
-            help="End once no candidate is expected to add such a share to what the Pareto set"
-            " dominates; 0 uses the budget up.",
-            min=0.0,
-        ),
-    ] = DEFAULT_MIN_GAIN,
+    min_gain: MinGain = DEFAULT_MIN_GAIN,
     sampler: Annotated[
         str, typer.Option(help="auto, learned, tpe, nsgaii, gp, random or grid.")
     ] = "auto",
@@ -132,24 +133,10 @@ def search(
     as_json: options.Json = False,
 ) -> int:
     """Search for the best memory configurations by short, real training runs."""
+    given = locals()
+    _check_trainer(trainer, space)
     settings: dict[str, Any] = {
-        "trainer": trainer,
-        "device": device,
-        "memory_budget_bytes": common.size(memory_budget, "--memory-budget"),
-        "global_batch": global_batch,
-        "pins": common.pins(pin or ()),
-        "split": split,
-        "dataset_config": dataset_config,
-        "revision": revision,
-        "weights": weights,
-        "trust_remote_code": trust_remote_code,
-        "phases": tuple(part.strip() for part in phases.split(",") if part.strip()),
-        "probe_timeout_s": common.duration_s(probe_timeout, "--probe-timeout"),
-        "measured_steps": measured_steps,
-        "seed": seed,
-        "space": trainer if space is None else space,
-        "processes": processes,
-        "accelerate_config": None if accelerate_config is None else str(accelerate_config),
+        **requested.settings_of(given),
         "objectives": _objectives(objective),
         "sampler": sampler,
         "run_dir": run_dir,
@@ -159,12 +146,7 @@ def search(
         "screen": screen,
         "study": study,
     }
-    if min_coverage is not None:
-        settings["min_coverage"] = min_coverage
     budget = _budget(trials, common.duration_s(time_budget, "--time-budget"), min_gain)
-    _check_trainer(trainer, space)
-    if reward is not None:
-        settings["space"] = scored_by(reward, settings["space"])
     if resume and run_dir is None:
         raise UsageError("--resume needs --run-dir, the folder of the run to continue.")
     settings["device"], several = cards.given(device, price, prices)
@@ -192,18 +174,12 @@ def _objectives(names: list[str] | None) -> tuple[Objective, ...]:
     return objectives.named(names or ())
 
 
-def scored_by(reward: str, space: str) -> Any:
-    """Return a search space with another reward."""
-    from autotune.space.space import SearchSpace
-
-    return SearchSpace.load(space).with_reward(reward)
-
-
 def demo(
     folder: Annotated[Path, typer.Option(help="Folder of model, data and run.")] = Path(".demo"),
     trials: Annotated[int, typer.Option(help="Candidates to probe.", min=1)] = 20,
     memory_budget: options.MemoryBudget = None,
     objective: options.Objectives = None,
+    min_gain: MinGain = DEFAULT_MIN_GAIN,
     seed: options.Seed = 0,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the demo's run.")] = False,
     as_json: options.Json = False,
@@ -223,13 +199,7 @@ def demo(
         request = {"folder": str(folder.resolve()), "process_env": host.process_env("cpu")}
         made = executor.run_task("demo", request, timeout_s=300)
         settings = {
-            "space": "demo",
-            "device": "cpu",
-            # Small enough for a laptop's CPU; the search itself is the real one.
-            "global_batch": 4,
-            "measured_steps": 4,
-            # Cutting rows short is always faster and leaner; this keeps it from winning by that.
-            "min_coverage": 0.97,
+            **requested.DEMO,
             "memory_budget_bytes": budget_bytes,
             "objectives": chosen,
             "seed": seed,
@@ -238,7 +208,7 @@ def demo(
             # The same worker server goes on with the search.
             "executor": executor,
         }
-        budget = _budget(trials, None, DEFAULT_MIN_GAIN)
+        budget = _budget(trials, None, min_gain)
         return _search(made["model"], made["dataset"], settings, budget, as_json=as_json)
     finally:
         executor.shutdown()

@@ -22,6 +22,9 @@ from autotune.worker.classify import classify_text
 NEAR_LIMIT_RATIO = 0.9
 """Resident size over what there was, from which a kill counts as out-of-memory."""
 
+OTHERS_RATIO = 0.5
+"""Resident size over what there was, below which an out-of-memory kill was not for its sake."""
+
 _LEFTOVERS = ("answer.json", "result.json", EVENTS, "stdout.log", STDERR)
 
 
@@ -218,10 +221,17 @@ def _explain(
     if ending.server_lost:
         return Outcome.LOST, f"{ending.words}{where}"
     if ending.signal == signal.SIGKILL:
+        resident = format_gib(ending.max_resident_bytes)
+        if _was_for_others(ending):
+            return (
+                Outcome.LOST,
+                f"{ending.words}{where}: the kernel ended it for want of memory, but it had only"
+                f" {resident} of the {format_gib(ending.available_bytes)} that were available when"
+                " it began, so that other work took the rest; end that and search again",
+            )
         proof = _memory_proof(spec, ending)
         if proof:
             return Outcome.HOST_OOM, f"{ending.words}{where}: {proof}"
-        resident = format_gib(ending.max_resident_bytes)
         return (
             Outcome.LOST,
             f"{ending.words}{where}, with no sign of memory pressure ({resident} resident)",
@@ -235,6 +245,14 @@ def _explain(
     )
     why = "it left no result" if ending.exit_code == 0 else telling_line(last_words)
     return outcome, f"{ending.words}{where}" + (f": {why}" if why else "")
+
+
+def _was_for_others(ending: Ending) -> bool:
+    """Whether the kernel wanted memory that other processes took, and no verdict can be given."""
+    resident, available = ending.max_resident_bytes, ending.available_bytes
+    if resident is None or not available or not ending.oom_kills:
+        return False
+    return resident < OTHERS_RATIO * available
 
 
 def _memory_proof(spec: ProbeSpec, ending: Ending) -> str:

@@ -60,6 +60,7 @@ class Screened:
         values["outcome"] = Outcome(values["outcome"])
         record = cls(**values)
         typed.check(record)
+        typed.check_scalars(record.candidate, "candidate")
         return record
 
 

@@ -55,6 +55,17 @@ def check(record: Any, where: str = "") -> None:
         _check(getattr(record, item.name), hints[item.name], name)
 
 
+def check_scalars(values: Mapping[str, Any], name: str) -> None:
+    """Check that values are what a knob can have: text, a number, true, false or nothing.
+
+    Raises:
+        TypeError: Naming the first that is not.
+    """
+    for key, value in values.items():
+        if value is not None and not isinstance(value, str | int | float | bool):
+            raise TypeError(f"{name}.{key} is {_short(value)}")
+
+
 def has_type(value: Any, wanted: Any) -> bool:
     """Whether ``value`` is what the annotation ``wanted`` says."""
     try:

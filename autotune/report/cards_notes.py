@@ -55,8 +55,14 @@ def _by_price(comparison: CardComparison) -> list[str]:
     pick = None if card is None else card.fastest
     found = []
     if card is not None and pick is not None:
+        first = "Cheapest card on which it fits"
+        priced = [item for item in comparison.fitting if item.price_per_hour is not None]
+        if len(priced) == 1 < len(comparison.fitting):
+            first = "The only card with a price on which it fits"
+        elif len(priced) < len(comparison.fitting):
+            first = f"Cheapest of the {len(priced)} cards with a price on which it fits"
         found.append(
-            f"Cheapest card on which it fits: {_named(card)}, at a predicted"
+            f"{first}: {_named(card)}, at a predicted"
             f" {cost(pick.cost_per_epoch)} per epoch of {format_duration(pick.epoch_s)}"
             f" ({_rated(card)}; {cost(card.price_per_hour)} per hour)."
         )
@@ -71,11 +77,14 @@ def _by_price(comparison: CardComparison) -> list[str]:
 
 def _smallest(comparison: CardComparison) -> list[str]:
     card = comparison.smallest
-    if card is None or comparison.cheapest is not None:
+    if card is None or all(item.price_per_hour is not None for item in comparison.fitting):
         return []
+    smallest = f"Smallest card on which it fits: {_named(card)}, at {_rated(card)}."
+    if comparison.cheapest is not None:
+        return [smallest]  # what lacks a price is in the notes
     hint = "Which is the cheapest depends on prices, which you can give: "
     hint += " ".join(f"--price {item.name}=PER_HOUR" for item in comparison.fitting)
-    return [f"Smallest card on which it fits: {_named(card)}, at {_rated(card)}.", f"{hint}."]
+    return [smallest, f"{hint}."]
 
 
 def _fastest(comparison: CardComparison) -> list[str]:

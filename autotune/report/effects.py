@@ -32,7 +32,8 @@ class Effect:
         after: The other value.
         pairs: Numbers of the trials with ``before`` and ``after``, one pair each.
         memory: Peak memory after over before: median, least and greatest of the pairs.
-        rate: Rate after over before, likewise.
+        rate: Rate after over before, likewise; of the pairs whose rates did not vary by more than
+            a tie takes in, if there are any.
         memory_is_noise: Whether no direction of memory can be told: all pairs lie within the
             noise, those that do not disagree, or half of them do and point both ways.
         rate_is_noise: The same of the rate.
@@ -200,6 +201,8 @@ def _order(value: Any) -> tuple[bool, float, str]:
 def _effect(group: Sequence[Pair], usual: Mapping[str, Any]) -> Effect:
     first = group[0]
     gains = [pair.gain for pair in group]
+    # A rate that may be anything says nothing of a setting's.
+    ranked = [p.gain for p in group if not (p.before.is_unranked or p.after.is_unranked)]
     changes = {name for pair in group for name in _changes(pair)}
     return Effect(
         knob=first.knob,
@@ -207,9 +210,9 @@ def _effect(group: Sequence[Pair], usual: Mapping[str, Any]) -> Effect:
         after=first.after.candidate[first.knob],
         pairs=tuple((pair.before.number, pair.after.number) for pair in group),
         memory=_range([gain.memory_ratio for gain in gains]),
-        rate=_range([gain.rate_ratio for gain in gains]),
+        rate=_range([gain.rate_ratio for gain in ranked or gains]),
         memory_is_noise=_is_noise([(g.memory_ratio, g.memory_is_tied) for g in gains]),
-        rate_is_noise=_is_noise([(g.rate_ratio, g.rate_is_tied) for g in gains]),
+        rate_is_noise=_is_noise([(g.rate_ratio, g.rate_is_tied) for g in ranked]),
         changes=tuple(sorted(changes)),
         from_baseline=_is_usual(first, usual),
     )

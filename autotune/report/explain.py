@@ -143,6 +143,7 @@ class Explanation:
         unknown: Knobs that the run varied, but in no such trial.
         nothing_fits: Why nothing fits and what to do, in two sentences; empty if something does.
         fitting: Where nothing fits, changes of this trial that are predicted to fit, fewest first.
+        closest: Where none of them fits, those changes of it with the least peaks.
         num_predicted: Predictions that were made for this.
         least_bytes: Where nothing fits, the least peak that is known or predicted; None if none.
         card: Where nothing fits, the smallest card that this would fit on; empty if not known.
@@ -160,6 +161,7 @@ class Explanation:
     unknown: tuple[str, ...] = ()
     nothing_fits: tuple[str, ...] = ()
     fitting: tuple[Neighbour, ...] = ()
+    closest: tuple[Neighbour, ...] = ()
     num_predicted: int = 0
     least_bytes: int | None = None
     card: str = ""
@@ -189,6 +191,7 @@ class Explanation:
             "unknown": list(self.unknown),
             "nothing_fits": list(self.nothing_fits),
             "fitting": [item.to_dict() for item in self.fitting],
+            "closest": [item.to_dict() for item in self.closest],
             "num_predicted": self.num_predicted,
             "least_bytes": self.least_bytes,
             "card": self.card,
@@ -318,7 +321,7 @@ def _place(report: Report, members: Sequence[Trial], trial: Trial) -> Place:
 def _reason(report: Report, members: Sequence[Trial], trial: Trial, pick: str) -> Reason:
     others = [item for item in members if item.number != trial.number]
     if pick == "balanced":
-        costs = pareto.costs(members, report.budget_bytes, report.speed)
+        costs = pareto.costs(pareto.rankable(members), report.budget_bytes, report.speed)
         told = [
             {
                 "lost_rate_share": item.lost_rate_share,

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from autotune.probe import prediction, trl_yaml
 from autotune.probe.result import Outcome
+from autotune.report import pareto
 from autotune.report.cells import ending, objective_cell, percent, rate, ratio, settings
 from autotune.report.explain import Explanation, Neighbour, Reason, WhyNot
 from autotune.report.model import Report
@@ -238,7 +239,10 @@ def _compared(report: Report, trial: Trial, other: Trial) -> str:
     for item in report.known_objectives:
         name = _NAMES.get(item.name, item.name.replace("_", " "))
         own, its = trial.interval(item).median, other.interval(item).median
-        share = f" ({abs(its / own - 1):.1%} {'more' if its > own else 'less'})" if own else ""
+        is_tie = pareto.tied(trial, other, (item,))
+        noise = ", within the noise" if is_tie and its != own else ""
+        more = "more" if its > own else "less"
+        share = f" ({abs(its / own - 1):.1%} {more}{noise})" if own else ""
         shown = [objective_cell(other, item), objective_cell(trial, item)]
         if item.unit == "bytes":
             shown = [*format_gib_apart(its, own)] * (2 if its == own else 1)
@@ -336,12 +340,26 @@ def _nothing_fits(explanation: Explanation) -> list[str]:
             f"No one or two changes of trial {explanation.trial.number} are predicted to fit, nor"
             f" the leanest values of all ({counted(num, 'prediction')} made)."
         )
+        if explanation.closest:
+            lines.append("What came closest of them:")
+        lines += [
+            f"{_changes(item)}: {format_gib(item.peak_bytes)}"
+            f"{_excess(report, item)}{_tokens(item, trial)}, {item.source}."
+            for item in explanation.closest
+        ]
     if explanation.card and explanation.least_bytes is not None:
         lines.append(
             f"The least peak known is {format_gib(explanation.least_bytes)}, predicted. The"
             f" smallest card of `autotune gpus` that holds it is {explanation.card}."
         )
     return lines
+
+
+def _excess(report: Report, item: Neighbour) -> str:
+    peak, budget = item.peak_bytes, report.budget_bytes
+    if peak is None or budget is None or peak <= budget:
+        return ""
+    return f", {format_gib(peak - budget)} over the budget"
 
 
 def _card(report: Report) -> str:

@@ -118,6 +118,7 @@ class Report:
     script: Mapping[str, Any] = field(default_factory=dict)
     screening: Mapping[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
+    _picks: Mapping[str, int] | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in _MAPPINGS:
@@ -167,17 +168,25 @@ class Report:
         """Return trial numbers by pick; empty if no trial is feasible.
 
         All are of the Pareto set, but for ``fastest`` where no member is faster than the baseline,
-        and for ``highest-fidelity``, which may be any feasible trial.
+        and for ``highest-fidelity``, which may be any feasible trial. None but ``leanest`` is a
+        trial whose rate varied by more than a tie takes in, unless there is no other.
         """
+        if self._picks is None:  # it is asked for with every trial that is shown
+            object.__setattr__(self, "_picks", self._picked())
+        return dict(self._picks or {})
+
+    def _picked(self) -> dict[str, int]:
         members, faithful = self._members(), most_faithful(self.trials)
         if not members or faithful is None:
             return {}
+        ranked = pareto.rankable(members)
+        baseline = self._comparable_baseline(members)
+        if baseline is not None and baseline.is_unranked and not ranked[0].is_unranked:
+            baseline = None
         return {
-            "fastest": pareto.fastest(
-                members, self._comparable_baseline(members), self.speed
-            ).number,
+            "fastest": pareto.fastest(ranked, baseline, self.speed).number,
             "leanest": members[0].number,
-            "balanced": pareto.balanced(members, self.budget_bytes, self.speed).number,
+            "balanced": pareto.balanced(ranked, self.budget_bytes, self.speed).number,
             "highest-fidelity": faithful.number,
         }
 
@@ -237,7 +246,7 @@ class Report:
         Picks, Pareto set and figures are those of the table. They follow from the rest, and
         :meth:`from_dict` works them out again.
         """
-        data = {item.name: getattr(self, item.name) for item in fields(self)}
+        data = {item.name: getattr(self, item.name) for item in fields(self) if item.init}
         data |= {name: dict(data[name]) for name in _MAPPINGS}
         data |= {name: [list(pair) for pair in data[name]] for name in _PAIRS}
         data |= {name: list(data[name]) for name in (*_TEXTS, "pareto_numbers")}

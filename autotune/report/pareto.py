@@ -118,6 +118,14 @@ def eligible(trials: Sequence[Trial]) -> list[Trial]:
     return found
 
 
+def rankable(trials: Sequence[Trial]) -> list[Trial]:
+    """Return the trials whose rate varied no more than a tie takes in; all if there are none.
+
+    What is picked for its rate is not picked for a rate that may be anything.
+    """
+    return [item for item in trials if not item.is_unranked] or list(trials)
+
+
 def missing(trial: Trial, objectives: Sequence[Objective]) -> dict[str, str]:
     """Return the objectives of which a trial has no value, each with the reason."""
     reasons = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from autotune.objectives import DEFAULT_NAMES, Objective
+from autotune.objectives import DEFAULT_NAMES, TIE_LIMIT, Objective
 from autotune.probe import prediction
 from autotune.probe.result import Outcome
 from autotune.report import pareto
@@ -32,7 +32,9 @@ def pick_notes(report: Report) -> list[str]:
         if item.feasible and item.outcome is Outcome.OK and comparable(item, leanest)
     ]
     notes = []
-    if fastest.number not in report.pareto_numbers:
+    if speed.name not in report.objectives:
+        pass  # what it is of the Pareto set says little, as the note below does
+    elif fastest.number not in report.pareto_numbers:
         notes.append(
             "No member of the Pareto set has a higher median rate than the baseline, so that"
             f" [fastest] is the baseline, trial {fastest.number}."
@@ -55,7 +57,7 @@ def pick_notes(report: Report) -> list[str]:
                 else ", but peak memory is no objective of this search."
             )
         )
-    first = max(rivals, key=lambda item: (_rate(item, speed), -item.number))
+    first = max(pareto.rankable(rivals), key=lambda item: (_rate(item, speed), -item.number))
     if _rate(first, speed) > _rate(fastest, speed):
         notes.append(
             f"[fastest] is trial {fastest.number} at {objective_cell(fastest, speed)}: trial"
@@ -68,6 +70,7 @@ def pick_notes(report: Report) -> list[str]:
         )
     return [
         *notes,
+        *_unsure(fastest, rivals, speed),
         *_predicted_lead(fastest, rivals, speed),
         *_few_tried(report),
     ]
@@ -102,6 +105,25 @@ def fidelity_notes(report: Report) -> list[str]:
     return [
         f"Highest fidelity: trial {number}{aside}. `autotune explain RUN --pick highest-fidelity`"
         " says why."
+    ]
+
+
+def _unsure(fastest: Trial, rivals: Sequence[Trial], speed: Objective) -> list[str]:
+    """Return the trials that are no pick because their rates may be anything."""
+    numbers = [
+        item.number
+        for item in rivals
+        if item.is_unranked
+        and not fastest.is_unranked
+        and _rate(item, speed) > _rate(fastest, speed)
+    ]
+    if not numbers:
+        return []
+    listed = " and ".join(f"trial {number}" for number in numbers)
+    has, its = ("has", "its") if len(numbers) == 1 else ("have", "their")
+    return [
+        f"{listed[:1].upper()}{listed[1:]} {has} a higher median rate than [fastest], but {its}"
+        f" steps varied by more than {TIE_LIMIT:.0%} to a side, so that no pick goes by it."
     ]
 
 

@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.probe import prediction
+from autotune.probe import prediction, sources
 from autotune.report.figures import figures_of
 from autotune.report.model import PICKS, Report
 from autotune.report.trial import Trial
+from autotune.units import format_gib
 
 SCHEMA = 1
 
@@ -115,30 +116,58 @@ class RunComparison:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return what else differs between runs, in whole sentences: what was asked for."""
-        reads: dict[str, Callable[[Run], Any]] = {
-            "the model": lambda run: _report(run).model,
-            "the data set": lambda run: _report(run).dataset,
-            "the trainer": lambda run: _report(run).trainer,
-            "the global batch": lambda run: _report(run).global_batch,
-            "the search space": lambda run: _report(run).space,
-        }
-        told = [self._told(name, read) for name, read in reads.items()]
-        return tuple(
-            f"The runs differ in {text}: their rates are of different trainings."
-            if not text.startswith("the search space")
-            else f"The runs differ in {text}: they chose among different candidates."
-            for text in told
-            if text
+        trainings = "their rates are of different trainings"
+        asked: tuple[tuple[str, Callable[[Run], Any], Callable[[Run], Any], str], ...] = (
+            # A folder is the same one whatever path it was given by.
+            ("the model", lambda run: _report(run).model, _model, trainings),
+            ("the data set", lambda run: _report(run).dataset, _data, trainings),
+            *(
+                (name, read, read, consequence)
+                for name, read, consequence in (
+                    ("the trainer", lambda run: _report(run).trainer, trainings),
+                    ("the global batch", lambda run: _report(run).global_batch, trainings),
+                    (
+                        "the search space",
+                        lambda run: _report(run).space,
+                        "they chose among different candidates",
+                    ),
+                    (
+                        "the objectives",
+                        lambda run: " and ".join(sorted(_report(run).objectives)),
+                        "their picks are of different Pareto sets",
+                    ),
+                    (
+                        "--min-coverage",
+                        lambda run: f"{_report(run).min_coverage:g}",
+                        "what one may pick, another may not",
+                    ),
+                    (
+                        "the memory budget",
+                        lambda run: format_gib(_report(run).budget_bytes),
+                        "what fits one may not fit another",
+                    ),
+                )
+            ),
         )
+        told = [(self._told(name, read, key), text) for name, read, key, text in asked]
+        return tuple(f"The runs differ in {what}: {text}." for what, text in told if what)
 
     @property
     def _known(self) -> tuple[Run, ...]:
         return tuple(run for run in self.runs if run.report is not None)
 
-    def _told(self, name: str, read: Callable[[Run], Any]) -> str:
-        """Return a thing with its values, each once; empty if all runs have the same."""
-        values = list(dict.fromkeys(str(read(run)) for run in self._known))
-        return f"{name} ({', '.join(values)})" if len(values) > 1 else ""
+    def _told(
+        self, name: str, read: Callable[[Run], Any], key: Callable[[Run], Any] | None = None
+    ) -> str:
+        """Return a thing with its values, each once; empty if all runs have the same.
+
+        Args:
+            name: Of the thing.
+            read: Gives it as it is shown.
+            key: Gives what it is told apart by; by default as it is shown.
+        """
+        values = {str((key or read)(run)): str(read(run)) for run in self._known}
+        return f"{name} ({', '.join(values.values())})" if len(values) > 1 else ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values, with the schema number."""
@@ -152,6 +181,19 @@ class RunComparison:
 
 def _version(name: str, run: Run) -> str:
     return _report(run).versions.get(name, "none")
+
+
+def _model(run: Run) -> Any:
+    facts = _report(run).model_facts
+    return (
+        (sources.short_name(_report(run).model), sorted(facts.items()))
+        if facts
+        else (_report(run).model)
+    )
+
+
+def _data(run: Run) -> Any:
+    return _report(run).data.get("fingerprint") or _report(run).dataset
 
 
 def _report(run: Run) -> Report:

@@ -284,6 +284,7 @@ class Trial:
         values["results"] = tuple(ProbeResult.from_dict(item) for item in values["results"])
         trial = cls(**values)
         typed.check(trial)
+        typed.check_scalars(trial.candidate, "candidate")
         return trial
 
 

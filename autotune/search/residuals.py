@@ -47,7 +47,7 @@ class Likeness:
             if len(known) == 1:
                 continue
             if name in ordered:
-                known.sort(key=lambda value: (value is None, value if value is not None else 0))
+                known.sort(key=_on_scale)
             places = {value: place for place, value in enumerate(known)}
             columns.append([places[value] for value in values])
             tables.append(_table(known, is_ordered=name in ordered))
@@ -72,6 +72,12 @@ class Likeness:
             one_by_one += alike
             together *= _ALIKE + (1.0 - _ALIKE) * alike
         return one_by_one / max(len(self._tables), 1), together
+
+
+def _on_scale(value: Any) -> tuple[bool, bool, float, str]:
+    """Return where a value lies; what is no number, as of an earlier version, comes last."""
+    is_number = isinstance(value, int | float)
+    return value is None, not is_number, float(value) if is_number else 0.0, str(value)
 
 
 def _table(values: Sequence[Any], *, is_ordered: bool) -> Array:

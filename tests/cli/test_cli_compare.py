@@ -100,6 +100,26 @@ def test_other_requests_are_noted(two: tuple[Path, Path], cli: Callable[..., Don
     assert "The runs differ in the search space (quick, mine)" in text
 
 
+def test_other_limits_and_objectives_are_noted(
+    two: tuple[Path, Path], cli: Callable[..., Done]
+) -> None:
+    change(two[1], min_coverage=0.5, budget_bytes=GIB, objectives=["epoch_time"])
+    text = " ".join(cli("compare", *two).out.split())
+    assert "The runs differ in the objectives (peak_memory and tokens_per_s, epoch_time)" in text
+    assert "The runs differ in --min-coverage (" in text
+    assert ", 1.00 GiB): what fits one may not fit another." in text
+
+
+def test_a_folder_is_the_same_by_whatever_path_it_was_given(
+    two: tuple[Path, Path], cli: Callable[..., Done]
+) -> None:
+    report = Report.load(two[1] / "report.json")
+    change(two[1], model=f"./{report.model}", dataset=f"./{report.dataset}")
+    assert "The runs differ in" not in cli("compare", *two).out
+    change(two[1], data={**report.data, "fingerprint": "another"})
+    assert "The runs differ in the data set" in " ".join(cli("compare", *two).out.split())
+
+
 def test_runs_with_nothing_to_show_are_rows_that_say_so(
     two: tuple[Path, Path], machine: dict[str, Any], cli: Callable[..., Done]
 ) -> None:

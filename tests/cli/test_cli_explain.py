@@ -18,6 +18,7 @@ from autotune.report.model import PICKS, Report
 from autotune.testing.fakes import MemoryWall
 from autotune.testing.searches import make_answers
 
+DEMO = ("--trials", 3, "--global-batch", 4, "--measured-steps", 4, "--min-coverage", 0.97)
 VIRTUAL = (*SEARCH, "--device", CARD)
 
 
@@ -124,10 +125,17 @@ def test_where_no_change_fits_a_card_is_named(card: Card, cli: Callable[..., Don
     assert card.search("--trials", 2, folder="none").code == 3
     record = cli("explain", "none", "--json").json
     assert record["fitting"] == []
+    peaks = [item["peak_bytes"] for item in record["closest"]]
+    assert 0 < len(peaks) <= whatif.MOST_CLOSEST
+    assert peaks == sorted(peaks)
     assert 0 < record["num_predicted"] <= whatif.MOST_PREDICTIONS
     assert record["card"]
-    words = " ".join(cli("explain", "none").out.split())
+    done = cli("explain", "none", "--pick", "fastest")
+    words = " ".join(done.out.split())
     assert f"that holds it is {record['card']}." in words
+    assert "What came closest of them:" in words
+    assert "over the budget" in words
+    assert "There is no [fastest], since nothing fits" in words
 
 
 def test_without_predictions_the_run_s_own_evidence_is_told(
@@ -206,10 +214,25 @@ def test_what_stands_for_a_real_device_predicts_for_it(
     guessed = [item for item in record["settings"] if item["trial"] is None]
     assert guessed
     assert {item["source"] for item in guessed} == {"predicted"}
+    (note,) = (note for note in record["notes"] if "stands for" in note)
+    assert "corrected by 3 trials of the run (memory times" in note
+    assert "±25%" in note
     specs = [spec for made in real.explaining["made"] for spec in made.submitted]
     assert specs
     assert all(spec.device.startswith("virtual:") and spec.beyond_device for spec in specs)
     assert all(made.is_shut_down for made in real.explaining["made"])
+
+
+def test_settings_of_the_demo_s_run_can_be_predicted(
+    real: Card, cli: Callable[..., Done], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert real.search("--space", "demo", *DEMO, folder="some").code == 0
+    run = Path("some/run.json")
+    record = json.loads(run.read_text())
+    run.write_text(json.dumps({**record, "command": "autotune demo --trials 3 --seed 0"}))
+    found = cli("explain", "some", "--predict", "--json").json
+    assert not any("Nothing was predicted" in note for note in found["notes"])
+    assert found["num_predicted"] > 0
 
 
 def test_where_nothing_fits_a_real_device_changes_are_predicted_too(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,18 @@ from trl import (
     get_dataset,
 )
 
+from autotune import objectives
 from autotune.estimate import Estimator
 from autotune.executors.base import Executor
 from autotune.plan import Plan, Request, make_plan
 from autotune.probe import sources, trl_file
-from autotune.probe.result import ProbeResult
+from autotune.probe.result import Outcome, ProbeResult, Timeline
 from autotune.probe.spec import ProbeSpec
 from autotune.report.estimated import Estimate
+from autotune.report.trial import Trial
 from autotune.runfolder import RunFolder
+from autotune.screen import Screening
+from autotune.search.guess import Guess
 from autotune.space.context import DataProfile
 from autotune.space.space import SearchSpace
 from autotune.tuner import Tuner
@@ -146,6 +151,45 @@ def probe(
 ) -> ProbeResult:
     """Return the result of a candidate's probe."""
     return executor.submit(spec_of(plan, folder, candidate, **changes)).result(timeout=180)
+
+
+def predicted_beside(
+    executor: Executor,
+    plan: Plan,
+    folder: Path,
+    candidates: Sequence[Mapping[str, Any]],
+    **by: Any,
+) -> tuple[Screening, list[tuple[ProbeResult, Guess]]]:
+    """Probe candidates, predict all of the space, and return each one's result and prediction.
+
+    Args:
+        executor: Runs both.
+        plan: Of the search.
+        folder: The run's; the probes lie beside it.
+        candidates: The first one is the baseline.
+        **by: Changes of the probes' specs.
+    """
+    results = [
+        probe(executor, plan, folder.parent / f"probe-{number}", candidate, **by)
+        for number, candidate in enumerate(candidates)
+    ]
+    assert {result.outcome for result in results} == {Outcome.OK}
+    baseline = Trial(
+        number=0,
+        candidate=candidates[0],
+        config={},
+        outcome=Outcome.OK,
+        # As if it took so long that all candidates may be predicted.
+        results=(replace(results[0], timeline=Timeline(total_s=3600.0)),),
+        digest=plan.space.digest(dict(candidates[0])),
+    )
+    asked = (objectives.peak_memory(), objectives.tokens_per_s())
+    screening = Screening(plan, RunFolder(folder), asked)
+    screening.run(executor, [baseline], None, None)
+    assert screening.notices == ()
+    known = {plan.space.digest(dict(item.candidate)): item for item in screening.guesses()}
+    guesses = [known[plan.space.digest(dict(candidate))] for candidate in candidates]
+    return screening, list(zip(results, guesses, strict=True))
 
 
 def virtual_tuner(

@@ -57,7 +57,7 @@ def test_each_card_has_an_ordinary_run_folder_of_its_own(run: Path) -> None:
         report = Report.load(run / card.name / "report.json")
         assert report == card.report
         assert report.finished
-        assert len(report.trials) == 3
+        assert len(report.trials) >= 3
         assert report.device["name"] == card.device
         assert (run / card.name / "configs" / "best.yaml").is_file()
     assert {spec.device for spec in executor.submitted} == set(DEVICES)
@@ -261,9 +261,11 @@ def test_resuming_goes_on_with_all_of_them(run: Path) -> None:
     assert not found.interrupted
     for card in found.cards:
         assert card.report is not None
-        assert len(card.report.trials) == 5
-    first = [spec for spec in executor.submitted if spec.device == DEVICES[0]]
-    assert len(first) == 2  # three were done
+        assert len(card.report.trials) >= 5
+        numbers = [trial.number for trial in card.report.trials]
+        assert numbers == list(range(len(numbers)))
+    first = [spec.probe_id for spec in executor.submitted if spec.device == DEVICES[0]]
+    assert first[:2] == ["0003", "0004"]  # three were done
 
 
 def test_a_resumed_search_takes_further_cards_and_keeps_the_prices(run: Path) -> None:
@@ -337,3 +339,38 @@ def test_the_command_that_resumes_all(run: Path) -> None:
     assert search.resume_command == (
         f"autotune search a b --device x,y --resume --run-dir {run.resolve()}"
     )
+
+
+# --- what is best elsewhere ----------------------------------------------------------------------
+
+
+def test_what_is_best_on_another_card_is_tried_on_each(run: Path) -> None:
+    heard: list[tuple[str, int]] = []
+    found = make_search(
+        run, on_winners=lambda card, count: heard.append((card.name, count))
+    ).search(Budget(3))
+    assert heard
+    for card in found.cards:
+        assert card.report is not None
+        tried = [dict(trial.candidate) for trial in card.report.trials]
+        numbers = [trial.number for trial in card.report.trials]
+        assert len(numbers) == len(set(numbers)) >= 3
+        for other in found.cards:
+            assert other.report is not None
+            for trial in other.report.trials[:3]:
+                picks = (other.fastest, other.balanced)
+                if any(pick is not None and pick.trial.number == trial.number for pick in picks):
+                    assert dict(trial.candidate) in tried
+
+
+def test_a_candidate_is_not_tried_twice(run: Path) -> None:
+    executor = make_executor()
+    search = make_search(run, executor)
+    search.search(Budget(3))
+    probed = len(executor.submitted)
+    again = make_search(run, executor, resume=True).search(Budget(3))
+    assert len(executor.submitted) == probed
+    for card in again.cards:
+        assert card.report is not None
+        digests = [trial.digest for trial in card.report.trials]
+        assert len(digests) == len(set(digests))

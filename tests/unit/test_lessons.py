@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,6 @@ def test_a_lesson_is_measured_over_predicted(earlier: Path, tmp_path: Path) -> N
     found = learn(earlier, tmp_path)
     trials = [trial for trial in load_trials(RunFolder(earlier)) if trial.outcome is Outcome.OK]
     assert len(found.lessons) == len(trials) > 0
-    assert found.notices == ()
     for lesson, trial in zip(found.lessons, trials, strict=True):
         assert lesson.candidate == trial.candidate
         assert trial.peak_bytes is not None
@@ -158,3 +159,38 @@ def test_a_folder_that_is_named_twice_teaches_once(tmp_path: Path) -> None:
     named = [tmp_path / "one", f"{tmp_path}/one/", tmp_path / "one" / ".." / "one"]
     found = lessons.check_folders(named, RunFolder(tmp_path / "own"))
     assert len(found) == 1
+
+
+def test_what_was_learnt_is_said(earlier: Path, tmp_path: Path) -> None:
+    predict(earlier, values={"tokens_per_s": 100.0})
+    (notice,) = learn(earlier, tmp_path).notices
+    assert str(earlier) in notice
+    assert "how far predictions of" in notice
+
+
+def test_a_copy_counts_once_and_a_copy_of_the_own_run_is_refused(
+    earlier: Path, tmp_path: Path
+) -> None:
+    predict(earlier, values={"tokens_per_s": 100.0})
+    copy = tmp_path / "copy"
+    shutil.copytree(earlier, copy)
+    plan = make_fake_plan(tmp_path / "new")
+    folders = lessons.check_folders([earlier, copy], RunFolder(tmp_path / "new"))
+    once = lessons.learn(folders[:1], plan, OBJECTIVES, anyway=False)
+    twice = lessons.learn(folders, plan, OBJECTIVES, anyway=False)
+    assert len(twice.lessons) == len(once.lessons) > 0
+    assert any("counts once" in notice for notice in twice.notices)
+    own_id = RunFolder(earlier).read_run()["run_id"]
+    with pytest.raises(UsageError, match="a copy of itself"):
+        lessons.learn(folders[1:], plan, OBJECTIVES, anyway=False, own_id=own_id)
+
+
+def test_a_candidate_that_no_knob_can_have_is_damage(earlier: Path, tmp_path: Path) -> None:
+    predict(earlier, values={"tokens_per_s": 100.0})
+    file = earlier / screened.FILE_NAME
+    record = json.loads(file.read_text().splitlines()[-1])
+    record["prediction"]["candidate"]["max_length"] = [1, 2]
+    with file.open("a") as lines:
+        lines.write(json.dumps(record) + "\n")
+    with pytest.raises(JournalError, match=r"candidate\.max_length"):
+        learn(earlier, tmp_path)

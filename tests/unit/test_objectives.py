@@ -172,3 +172,21 @@ def test_a_reader_that_fails_has_no_value() -> None:
 
     with pytest.raises(ValueError, match="nothing"):
         Objective("odd", "u", "minimize", read).of(None)
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [(lambda: None, "makes NoneType"), (lambda: 1 / 0, "ZeroDivisionError")],
+)
+def test_a_plug_in_that_makes_none_is_named(monkeypatch, made, words):
+    monkeypatch.setitem(objectives.registry._entries, "odd", made)
+    with pytest.raises(UsageError, match=words) as caught:
+        objectives.named(["odd"])
+    assert "'odd'" in caught.value.message
+    assert caught.value.hint
+
+
+def test_an_objective_is_called_what_it_is_registered_as(monkeypatch):
+    made = objectives.tokens_per_s()
+    monkeypatch.setitem(objectives.registry._entries, "other", lambda: made)
+    assert objectives.get("other").name == "other"

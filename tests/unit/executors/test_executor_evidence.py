@@ -47,6 +47,19 @@ def answer(folder: Path, result: ProbeResult) -> None:
         (killed(oom_kills=1), "cuda:0", None, Outcome.HOST_OOM),
         (killed(max_resident_bytes=9 * GIB, available_bytes=10 * GIB), "cuda:0", None, "host_oom"),
         (killed(max_resident_bytes=8 * GIB, available_bytes=10 * GIB), "cuda:0", None, "lost"),
+        # The kernel was short of memory that other processes had.
+        (
+            killed(oom_kills=1, max_resident_bytes=GIB, available_bytes=10 * GIB),
+            "cpu",
+            8 * GIB,
+            Outcome.LOST,
+        ),
+        (
+            killed(oom_kills=1, max_resident_bytes=6 * GIB, available_bytes=10 * GIB),
+            "cpu",
+            8 * GIB,
+            Outcome.HOST_OOM,
+        ),
         # On an accelerator the budget is the device's, not the host's.
         (killed(max_resident_bytes=4 * GIB), "cuda:0", 4 * GIB, Outcome.LOST),
         (killed(max_resident_bytes=4 * GIB), "cpu", 4 * GIB, Outcome.HOST_OOM),

@@ -205,3 +205,19 @@ def test_each_value_is_first_told_against_the_baselines() -> None:
 def test_a_search_without_pairs_has_no_effects(trials: list[Trial]) -> None:
     every = effects(make_report(trials))
     assert every.paired == every.unpaired == ()
+
+
+def test_a_rate_that_may_be_anything_says_nothing_of_a_setting() -> None:
+    trials = [trial(0, {}), trial(1, {"checkpointing": "none"}, 3000, 8, spread=0.5)]
+    (effect,) = found(*trials)
+    assert effect.rate_is_noise
+    assert not effect.memory_is_noise
+    assert "rate" not in note(effect).replace("none", "")
+    # Where another pair has one, that one counts alone.
+    other = [
+        trial(2, {"adaptation": "lora"}, 1000, 5),
+        trial(3, {"adaptation": "lora", "checkpointing": "none"}, 1300, 4),
+    ]
+    (effect,) = [item for item in found(*trials, *other) if item.knob == "checkpointing"]
+    assert effect.rate.median == pytest.approx(1.3)
+    assert not effect.rate_is_noise

@@ -104,6 +104,13 @@ def test_a_card_without_a_price_takes_no_part_in_what_is_cheapest() -> None:
     found = three(h100_sxm_80gb=100.0)
     assert found.cheapest is found.cards[0]
     assert found.cheapest.name == LARGE
+    text = said(found)
+    assert f"The only card with a price on which it fits: {LARGE}" in text
+    assert f"Smallest card on which it fits: {SMALL}" in text
+    assert "Cheapest" not in text
+    assert f"Cheapest of the 2 cards with a price on which it fits: {SMALL}" in said(
+        three(h100_sxm_80gb=100.0, rtx_4090=1.0)
+    )
     (note,) = (note for note in found.notes if "have no price" in note)
     assert f"--price {SMALL}=PER_HOUR --price {MIDDLE}=PER_HOUR" in note
 

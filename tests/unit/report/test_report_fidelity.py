@@ -66,3 +66,20 @@ def test_only_what_fits_is_picked_though_it_is_not_of_the_pareto_set() -> None:
     assert report.pareto_numbers == (2,)
     assert report.pick("highest-fidelity").number == 1
     assert most_faithful([trials[0], trials[3]]) is None
+
+
+def test_of_those_as_fast_within_the_noise_the_leanest() -> None:
+    trials = [trial(1, rate=1000, peak_gib=9), trial(2, {"batching": "bfd"}, rate=999, peak_gib=5)]
+    found = most_faithful(trials)
+    assert found is not None
+    assert found.number == 2
+
+
+def test_a_rate_that_may_be_anything_takes_no_pick() -> None:
+    trials = [trial(1, rate=1000), trial(2, rate=3000, spread=0.5, peak_gib=12)]
+    found = most_faithful(trials)
+    assert found is not None
+    assert found.number == 1
+    picks = make_report(trials).picks()
+    assert picks["fastest"] == picks["balanced"] == picks["highest-fidelity"] == 1
+    assert make_report([trial(2, rate=3000, spread=0.5)]).picks()["fastest"] == 2

@@ -292,3 +292,16 @@ def test_a_pick_that_something_beats_in_what_is_no_objective_is_explained_by_tha
     )
     (note,) = pick_notes(by_memory)
     assert note.endswith("trial 2, at 900, is faster, but speed is no objective of this search.")
+
+
+def test_a_trial_that_no_pick_goes_by_is_named():
+    report = make_report([make_trial(0, 500, 4), make_trial(1, 1000, 10, spread=0.5)])
+    assert report.picks()["fastest"] == 0
+    notes = " ".join(pick_notes(report))
+    assert "Trial 1 has a higher median rate than [fastest], but its steps varied" in notes
+
+
+def test_speed_that_is_no_objective_is_not_told_of_the_pareto_set():
+    trials = [make_trial(0, 1000, 10), make_trial(1, 500, 4)]
+    report = make_report(trials, objectives=("peak_memory",))
+    assert not any("No member of the Pareto set" in text for text in pick_notes(report))
