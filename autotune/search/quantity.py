@@ -13,9 +13,9 @@ PREDICTED_MEMORY = Scales(common=0.3, knobs=0.05, combinations=0.03, noise=0.01,
 """Measured over predicted, of memory. Kernels of another device may keep twice as much of one kind
 of memory, and what a process holds beside its tensors is a guess; what the knobs do is known."""
 
-PREDICTED_TIME = Scales(common=0.6, knobs=0.25, combinations=0.15, noise=0.04, shares=0.3)
+PREDICTED_TIME = Scales(common=0.6, knobs=0.25, combinations=0.15, noise=0.04, shares=0.3, own=0.1)
 """The same of time and rates: a roofline knows neither how well each kernel does on the device nor
-what the host adds to each operator."""
+what the host adds to each operator, nor which tensors just fit into a cache."""
 
 UNPREDICTED = Scales(common=1.0, knobs=0.4, combinations=0.25, noise=0.015)
 """The quantity itself, where nothing was predicted: knobs change it by a half or so each."""

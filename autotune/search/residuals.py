@@ -103,6 +103,8 @@ class Scales:
         combinations: Of what combinations of knobs add to that.
         noise: Of a measurement that is repeated.
         shares: Of what each part of a prediction is off by; of no use without shares.
+        own: Of what may be a candidate's own. It is rare and large, so that those measured so far
+            say little of it and are not taken to have any.
     """
 
     common: float
@@ -110,6 +112,7 @@ class Scales:
     combinations: float
     noise: float
     shares: float = 0.0
+    own: float = 0.0
 
     def times(self, knobs: float, combinations: float, noise: float) -> Scales:
         """Return them with all but the common one multiplied."""
@@ -119,6 +122,7 @@ class Scales:
             combinations=self.combinations * combinations,
             noise=self.noise * noise,
             shares=self.shares,
+            own=self.own,
         )
 
 
@@ -179,7 +183,8 @@ class Residuals:
         """Return mean and standard deviation for candidates, without a measurement's noise."""
         scales = self.scales
         total = np.full(
-            len(candidates), scales.common**2 + scales.knobs**2 + scales.combinations**2
+            len(candidates),
+            scales.common**2 + scales.knobs**2 + scales.combinations**2 + scales.own**2,
         )
         if self._shares is not None:
             total += scales.shares**2 * np.sum(self._shares[list(candidates)] ** 2, axis=1)
