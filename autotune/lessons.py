@@ -92,7 +92,7 @@ def learn(
     """
     lessons: list[Lesson] = []
     notices = []
-    known = {own_id: RunFolder(".")} if own_id else {}
+    known: dict[str, RunFolder] = {}
     for folder in folders:
         taught: list[Lesson] = []
         run_id = str(folder.read_run().get("run_id") or "") if folder.run_file.exists() else ""
@@ -101,12 +101,13 @@ def learn(
                 f"a search cannot learn from a copy of itself ({folder.path}).",
                 hint="It uses what it has measured anyway; leave --learn-from away.",
             )
-        if run_id and run_id in known:
+        if run_id in known:
             notices.append(
                 f"{folder.path} holds the same run as {known[run_id].path}, and counts once."
             )
             continue
-        known[run_id] = folder
+        if run_id:
+            known[run_id] = folder
         if folder.report_file.exists():
             report = Report.load(folder.report_file)
             if not anyway:

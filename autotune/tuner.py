@@ -138,7 +138,7 @@ class Tuner:
         with self._scratch() as (folder, executor):
             data = self._shared or folder
             plan = make_plan(self.request, data, executor, budget_bytes=budget)
-        self._learn(plan)
+        self._learn(plan, earlier)
         if self._resume:
             self.folder.check_identity(self._identity(plan))
             load_trials(self.folder)
@@ -209,7 +209,7 @@ class Tuner:
         plan = make_plan(self.request, data, executor, budget_bytes=budget_bytes)
         if self._resume:
             self.folder.check_identity(self._identity(plan))
-        learnt = self._learn(plan)
+        learnt = self._learn(plan, earlier)
         run_id = str(earlier.get("run_id") or uuid.uuid4().hex)
         study, sampler = self._open_study(plan, budget, run_id)
         if not self._resume:
@@ -300,14 +300,13 @@ class Tuner:
         self.folder.clear_work()
         return report
 
-    def _learn(self, plan: Plan) -> lessons.Learnt:
-        own_id = self.folder.read_run().get("run_id") if self._resume else None
+    def _learn(self, plan: Plan, earlier: Mapping[str, Any]) -> lessons.Learnt:
         return lessons.learn(
             self._learn_from,
             plan,
             self._objectives,
             anyway=self._learn_anyway,
-            own_id=str(own_id or ""),
+            own_id=str(earlier.get("run_id") or ""),
         )
 
     @contextlib.contextmanager

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.probe import prediction, sources
+from autotune.report.compare import ASKED
 from autotune.report.figures import figures_of
 from autotune.report.model import PICKS, Report
 from autotune.report.trial import Trial
 from autotune.units import format_gib
 
 SCHEMA = 1
+
+_TRAININGS = "their rates are of different trainings"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,40 +119,31 @@ class RunComparison:
     @property
     def notes(self) -> tuple[str, ...]:
         """Return what else differs between runs, in whole sentences: what was asked for."""
-        trainings = "their rates are of different trainings"
-        asked: tuple[tuple[str, Callable[[Run], Any], Callable[[Run], Any], str], ...] = (
-            # A folder is the same one whatever path it was given by.
-            ("the model", lambda run: _report(run).model, _model, trainings),
-            ("the data set", lambda run: _report(run).dataset, _data, trainings),
-            *(
-                (name, read, read, consequence)
-                for name, read, consequence in (
-                    ("the trainer", lambda run: _report(run).trainer, trainings),
-                    ("the global batch", lambda run: _report(run).global_batch, trainings),
-                    (
-                        "the search space",
-                        lambda run: _report(run).space,
-                        "they chose among different candidates",
-                    ),
-                    (
-                        "the objectives",
-                        lambda run: " and ".join(sorted(_report(run).objectives)),
-                        "their picks are of different Pareto sets",
-                    ),
-                    (
-                        "--min-coverage",
-                        lambda run: f"{_report(run).min_coverage:g}",
-                        "what one may pick, another may not",
-                    ),
-                    (
-                        "the memory budget",
-                        lambda run: format_gib(_report(run).budget_bytes),
-                        "what fits one may not fit another",
-                    ),
-                )
+        asked: tuple[tuple[str, Callable[[Run], Any], str], ...] = (
+            ("the model", lambda run: _report(run).model, _TRAININGS),
+            ("the data set", lambda run: _report(run).dataset, _TRAININGS),
+            ("the trainer", lambda run: _report(run).trainer, _TRAININGS),
+            ("the global batch", lambda run: _report(run).global_batch, _TRAININGS),
+            (
+                "the search space",
+                lambda run: _report(run).space,
+                "they chose among different candidates",
             ),
+            (
+                "the objectives",
+                lambda run: " and ".join(sorted(_report(run).objectives)),
+                "their picks are of different Pareto sets",
+            ),
+            (
+                "--min-coverage",
+                lambda run: f"{_report(run).min_coverage:g}",
+                "what one may pick, another may not",
+            ),
+            ("the memory budget", _budget, "what fits one may not fit another"),
         )
-        told = [(self._told(name, read, key), text) for name, read, key, text in asked]
+        # A folder is the same one whatever path it was given by.
+        keys = {"the model": _model, "the data set": _data}
+        told = [(self._told(name, read, keys.get(name)), text) for name, read, text in asked]
         return tuple(f"The runs differ in {what}: {text}." for what, text in told if what)
 
     @property
@@ -184,16 +178,19 @@ def _version(name: str, run: Run) -> str:
 
 
 def _model(run: Run) -> Any:
-    facts = _report(run).model_facts
-    return (
-        (sources.short_name(_report(run).model), sorted(facts.items()))
-        if facts
-        else (_report(run).model)
-    )
+    report = _report(run)
+    name = sources.short_name(report.model) if report.model_facts else report.model
+    return name, sorted(report.model_facts.items())
 
 
 def _data(run: Run) -> Any:
     return _report(run).data.get("fingerprint") or _report(run).dataset
+
+
+def _budget(run: Run) -> str:
+    # What a device has free is never twice the same.
+    is_asked = _report(run).budget_source == ASKED
+    return format_gib(_report(run).budget_bytes) if is_asked else "what the device has"
 
 
 def _report(run: Run) -> Report:

@@ -103,11 +103,17 @@ def test_other_requests_are_noted(two: tuple[Path, Path], cli: Callable[..., Don
 def test_other_limits_and_objectives_are_noted(
     two: tuple[Path, Path], cli: Callable[..., Done]
 ) -> None:
-    change(two[1], min_coverage=0.5, budget_bytes=GIB, objectives=["epoch_time"])
+    change(two[1], budget_bytes=GIB)  # what it had free, which is never twice the same
+    assert "The runs differ in" not in cli("compare", *two).out
+    asked = {"budget_bytes": GIB, "budget_source": "--memory-budget"}
+    change(two[1], min_coverage=0.5, objectives=["epoch_time"], **asked)
     text = " ".join(cli("compare", *two).out.split())
     assert "The runs differ in the objectives (peak_memory and tokens_per_s, epoch_time)" in text
     assert "The runs differ in --min-coverage (" in text
-    assert ", 1.00 GiB): what fits one may not fit another." in text
+    assert (
+        "the memory budget (what the device has, 1.00 GiB): what fits one may not fit another."
+        in text
+    )
 
 
 def test_a_folder_is_the_same_by_whatever_path_it_was_given(
